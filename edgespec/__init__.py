@@ -317,19 +317,19 @@ def load(
     a method with its sizes and options instead, as TensorRT-LLM does (docs/config.md); a
     `speculative_model` in it must be what the draft engine was made from. `exact` is
     that of `infer --exact`. `prefix_cache_bytes` bounds the KV rows that are kept for later prompts
-    that begin alike; 0 keeps none, None as many as a prompt of the whole context has, up to an
-    eighth of the memory. In `prefix_cache_dir` they are kept for engines that are opened later, 16
-    times as many bytes (docs/serving.md). `acceptance` is the accept rule, by its name or with its
-    options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as much as
-    pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs of steps
-    were measured. `tuned` False leaves the plan of `edgespec tune` out.
+    that begin alike; 0 keeps none, None as many as prompts of the whole context in all lanes have,
+    up to an eighth of the memory. In `prefix_cache_dir` they are kept for engines that are opened
+    later, 16 times as many bytes (docs/serving.md). `acceptance` is the accept rule, by its name or
+    with its options: see "Which drafts are accepted". `spec_policy` "adaptive" drafts each step as
+    much as pays, "fixed" always the plan; None is adaptive where no sizes are given and the costs
+    of steps were measured. `tuned` False leaves the plan of `edgespec tune` out.
     `multimodal_engine_dir` holds the image encoder of a vision-language model; None is `visual` in
     `engine_dir`, where that is there. Names of images begin at `image_root`, and only files below
     it are read; of several directories names begin at the first. None is the working directory.
     URLs are fetched only with `allow_image_urls` (docs/images.md). With `max_queue` a request that
-    finds so many waiting for a lane raises QueueFull. Raises BundleError,
-    PairingError, EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for
-    options, an accept rule or a drafter that cannot be.
+    finds so many waiting for a lane raises QueueFull. Raises BundleError, PairingError,
+    EngineMismatch, LimitError or EnvironmentProblem; OptionError or RequestError for options, an
+    accept rule or a drafter that cannot be.
     """
     from pathlib import Path
 

@@ -24,7 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
 HYBRID = ROOT / "build" / "demo-mtp"
 DRAFT_MODEL = ROOT / "build" / "demo-draft-model"
+CHATS = ROOT / "build" / "demo-chats.jsonl"  # answers of the base, which drafts learn
 EAGLE1 = ROOT / "build" / "demo-eagle1"
 MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
@@ -155,13 +156,12 @@ def the_hybrid() -> Path:
 
 def the_eagle1_draft() -> Path:
     """Returns the EAGLE-1 draft, and trains it first if it is missing."""
-    return trained(EAGLE1, "train_demo_eagle1.py", "eagle1", "embed_tokens.weight", "half an hour")
+    return trained_by_recipe(EAGLE1, "eagle1", "fc.weight")
 
 
 def the_medusa_heads() -> Path:
     """Returns the Medusa heads, and trains them first if they are missing."""
-    name, tensor = "train_demo_medusa.py", "0.1.weight"
-    return trained(MEDUSA, name, "medusa", tensor, "a quarter of an hour")
+    return trained_by_recipe(MEDUSA, "medusa", "0.1.weight")
 
 
 def the_jetspec_draft() -> Path:
@@ -192,7 +192,34 @@ def the_vlm_pair() -> Path:
 def trained(
     path: Path, script: str, method: str, tensor: str, time: str, *, for_base: bool = True
 ) -> Path:
-    """Returns the checkpoint `path`, and lets a script train it first if it is missing, or if it
+    """Returns the checkpoint `path`, and lets a script train it first if that must be."""
+    line = (f"scripts/{script}", "--out", path, "--prompts", "0")
+    return made_by([line], path, method, tensor, time, for_base=for_base)
+
+
+def trained_by_recipe(path: Path, method: str, tensor: str) -> Path:
+    """Returns the draft `path`, and lets `edgespec train` make it first if that must be, of answers
+    of the base that are kept for other drafts."""
+    recipe = f"recipes/training/demo_{method}.yaml"
+    lines: list[tuple[str | Path, ...]] = [
+        ("-m", "edgespec", "train", recipe, "--output-dir", path)
+    ]
+    base = RECIPE / "base" / "model.safetensors"
+    if not CHATS.exists() or CHATS.stat().st_mtime < base.stat().st_mtime:
+        lines = [("scripts/demo_answers.py", "--out", CHATS), *lines]
+    return made_by(lines, path, method, tensor, "half an hour")
+
+
+def made_by(
+    lines: Sequence[tuple[str | Path, ...]],
+    path: Path,
+    method: str,
+    tensor: str,
+    time: str,
+    *,
+    for_base: bool = True,
+) -> Path:
+    """Returns the checkpoint `path`, and lets Python run the lines first if it is missing, or if it
     was trained `for_base` and that was another one. `time` is what that takes on two cores, and is
     said before."""
     why = f"{shown(path)} is not there and"
@@ -205,19 +232,18 @@ def trained(
             "The model of this demo is trained first, with torch and transformers. Run: make demo"
             f" METHOD={method}"
         )
-    out = path.relative_to(ROOT)
     console.print(
         f"\n{why} is trained first: about {time} on two idle cores, once. Ctrl-C ends it.",
         markup=False,
     )
-    line = f"$ python scripts/{script} --out {out} --prompts 0"
-    console.print(line, style="bold", markup=False)
-    trainer = Path(__file__).with_name(script)
-    code = subprocess.run(
-        [sys.executable, trainer, "--out", path, "--prompts", "0"], check=False
-    ).returncode
-    if code:
-        sys.exit(code)
+    shutil.rmtree(path, ignore_errors=True)
+    for line in lines:
+        words = [str(w.relative_to(ROOT)) if isinstance(w, Path) else w for w in line]
+        command = f"$ python {shlex.join(words)}"
+        console.print(command, style="bold", markup=False, soft_wrap=True)
+        code = subprocess.run([sys.executable, *words], check=False, cwd=ROOT).returncode
+        if code:
+            sys.exit(code)
     return path
 
 

@@ -1,6 +1,7 @@
-"""Which base a draft was trained for: a file in the draft's directory that has the base's hash.
+"""Which base a draft was trained for: what `edgespec train` wrote beside it, or a file that has the
+base's hash.
 
-Knows the demo base and this file. Knows nothing of training, and needs no torch: `demo.py` reads it
+Knows the demo base and these files. Knows nothing of training, and needs no torch: `demo.py` reads it
 to see whether a draft that it finds is for the base that it has.
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+
+from edgespec.checkpoint.files import open_checkpoint
+from edgespec.training.recipe import REPORT
 
 DEMO_BASE = Path(__file__).resolve().parent.parent / "recipes" / "demo" / "base"
 NOTE = "trained_for.json"
@@ -38,4 +42,7 @@ def noted_base(draft: Path) -> str | None:
 
 def is_for(draft: Path, base: Path = DEMO_BASE) -> bool:
     """Whether a draft was trained for this base."""
+    if (draft / REPORT).exists():
+        found = json.loads((draft / REPORT).read_text())["base"]["identity"]
+        return bool(found == open_checkpoint(base).identity())
     return noted_base(draft) == hash_of(base)

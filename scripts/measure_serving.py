@@ -2,9 +2,10 @@
 
     python scripts/measure_serving.py ENGINES
     python scripts/measure_serving.py ENGINES --turn 14000     # an agent's turn, before and after a restart
+    python scripts/measure_serving.py ENGINES --streams 16     # streams over HTTP against `generate_batch`
 
 ENGINES is a pair for 8 sequences and prompts of 4,096 tokens, or of the turn's length. Times are wall times: measure on a
-machine that does nothing else, and compare figures of one run.
+machine that does nothing else, and compare figures of one run. For clients of another server beside: `edgespec bench serve`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import threading
 import time
@@ -23,6 +25,9 @@ import numpy as np
 
 import edgespec
 from edgespec.artifacts import page_cache
+from edgespec.benchmark.serving.client import ChatClient
+from edgespec.benchmark.serving.load import run_load
+from edgespec.benchmark.serving.process import serving
 from edgespec.runtime.engine import Engine
 
 LONG, SHORT, ANSWER = 3500, 16, 160
@@ -135,6 +140,60 @@ def turns(engines: str, length: int, seed: int) -> dict[str, list[float]]:
     return found
 
 
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def streamed(engines: str, count: int, tokens: int, rounds: int, *, plain: bool) -> None:
+    """Of `count` answers at once, as streams over HTTP from a server of its own and as a batch in
+    this process, in turn: tokens a second and, of the process that has the engine, milliseconds of
+    processor time a token. The texts must be equal."""
+    sampling = edgespec.SamplingParams(temperature=0, max_generate_length=tokens, ignore_eos=True)
+    body = {
+        "model": Path(engines).resolve().name,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    body |= {"disable_spec_decode": True} if plain else {}
+    plan = edgespec.PLAIN if plain else None
+    found: dict[str, list[tuple[float, float]]] = {"streams": [], "batch": []}
+    with edgespec.load(engines) as engine, serving(Path(engines)) as server:
+        address = server.url(lambda: False)
+        assert address is not None
+        client = ChatClient(address)
+        for number in range(-1, rounds):  # the first one is not measured
+            asked = [f"Tell me about the number {100 * number + i}." for i in range(count)]
+            texts = dict[str, list[str]]()
+            for way in ("streams", "batch") if number % 2 else ("batch", "streams"):
+                pid = server.process.pid if way == "streams" else os.getpid()
+                wall, used = time.perf_counter(), processor_s(pid)
+                if way == "streams":
+                    run = run_load(
+                        client, [[text] for text in asked], count, lambda _: body, lambda: False
+                    )
+                    assert not run.failures, run.failures
+                    answers = [run.answers[i, 0] for i in range(count)]
+                    texts[way] = [answer.text for answer in answers]
+                    num_tokens = sum(answer.tokens("completion") for answer in answers)
+                else:
+                    prompts = [[{"role": "user", "content": text}] for text in asked]
+                    responses = engine.generate_batch(prompts, sampling, plan)
+                    texts[way] = [response.text for response in responses]
+                    num_tokens = sum(len(response.token_ids) for response in responses)
+                wall, used = time.perf_counter() - wall, processor_s(pid) - used
+                if number >= 0:
+                    found[way].append((num_tokens / wall, 1000 * used / num_tokens))
+            assert texts["streams"] == texts["batch"], "a stream says something else"
+    for way, figures in found.items():
+        rates, used_ms = zip(*figures, strict=True)
+        print(f"{way:8} {median(rates):8.0f} tokens/s {median(used_ms):8.3f} ms a token")
+    ratios = [one / other for (one, _), (other, _) in zip(*found.values(), strict=True)]
+    print(f"streams over batch: {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+
+
 def percentiles(gaps: list[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(gaps, q)), 1) for q in (50, 99)}
 
@@ -144,7 +203,13 @@ def main() -> None:
     parser.add_argument("engines")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--turn", type=int, help="tokens of an agent's prompt")
+    parser.add_argument("--streams", type=int, help="answers at once, against generate_batch")
+    parser.add_argument("--tokens", type=int, default=128, help="of each of those answers")
+    parser.add_argument("--plain", action="store_true", help="those answers without drafts")
     args = parser.parse_args()
+    if args.streams:
+        streamed(args.engines, args.streams, args.tokens, args.repeats, plain=args.plain)
+        return
     if args.turn:
         rounds = [turns(args.engines, args.turn, 100 * n) for n in range(args.repeats)]
         for name in rounds[0]:

@@ -22,9 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from demo_base import DEMO_BASE, note_base
-from draft_cycle import measure
 from draft_training import flags, library, own_chats, replaced
-from torch.nn.functional import log_softmax
 from train_demo_model import (
     ChatBatches,
     console,
@@ -34,6 +32,10 @@ from train_demo_model import (
     prompts_of,
 )
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from edgespec.training.acceptance import Answer, counted
+from edgespec.training.acceptance import greedy as greedy_answers
+from edgespec.training.losses import token_losses
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -94,10 +96,10 @@ def distillation(
 ) -> torch.Tensor:
     """Returns the cross-entropy of the draft against the base's distribution, over ids [B, T]."""
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        target = base(ids).logits.float().softmax(-1)
+        theirs = base(ids).logits.float()
     with torch.autocast("cpu", torch.bfloat16):
-        mine = draft(ids).logits
-    return -(target * log_softmax(mine.float(), -1)).sum(-1).mean()
+        mine = draft(ids).logits.float()
+    return token_losses("kl", mine, theirs, ids).mean()
 
 
 def train_draft(
@@ -124,22 +126,30 @@ def greedy(draft: Qwen3ForCausalLM, tokens: list[int], steps: int) -> list[int]:
 
 
 def measure_draft(
-    base: Qwen3ForCausalLM,
-    draft: Qwen3ForCausalLM,
-    prompts: list[list[int]],
-    steps: int,
-    new: int,
+    base: Qwen3ForCausalLM, draft: Qwen3ForCausalLM, prompts: list[list[int]], steps: int, new: int
 ) -> dict:
     """Returns the acceptance statistics of greedy chains of `steps` drafts."""
 
-    def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = base(torch.tensor([ids])).logits[0]
-        return logits[None], logits
+    def drafts(answer: Answer) -> list[list[int]]:
+        ends = range(answer.prompt_len + 1, len(answer.ids))
+        return [greedy(draft, [*answer.ids[:end]], steps) for end in ends]
 
-    def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-        return greedy(draft, [*ids, pending], steps)
-
-    return measure(base, states, drafts, prompts, new)
+    stops = base.generation_config.eos_token_id
+    answering = greedy_answers(base, new, stops if isinstance(stops, list) else [stops], "cpu")
+    pairs = enumerate(zip(prompts, answering(prompts), strict=True))
+    answers = [
+        Answer((*prompt, *out), len(prompt), place=(number, 0))
+        for number, (prompt, out) in pairs
+        if len(out) > 1
+    ]
+    found = counted(answers, drafts)
+    return {
+        "prompts": len(prompts),
+        "tokens": found.num_tokens,
+        "steps": found.num_steps,
+        "acceptance_length": round(found.length, 3),
+        "per_position": [round(share, 3) for share in found.per_position],
+    }
 
 
 def save(draft: Qwen3ForCausalLM, base: Qwen3ForCausalLM, path: Path) -> None:

@@ -30,6 +30,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from edgespec.training.optimizer import muon, schedule_of
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -38,6 +40,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 MAX_PROMPT = 192  # tokens; longer ones are left out where answers are drafted
+DECAY, WARMUP = 0.05, 0.03  # of weights; the share of a run in which the learning rate rises
 STEP_DECAY = 0.8  # weight of unrolled step k is STEP_DECAY ** k, as the paper's trainer has it
 console = Console(stderr=True)
 
@@ -247,24 +250,6 @@ def make_base(size: Size, eos: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def optimizers(module: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Returns Muon for the inner matrices, and AdamW for embeddings, heads and norms."""
-    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "head" not in n]
-    outer = [p for n, p in named if not any(p is q for q in inner)]
-    return [
-        torch.optim.Muon(
-            inner, lr=lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def schedule(step: float, steps: int) -> float:
-    """Returns the learning-rate factor: 3 % warm-up, constant, linear decay over the last 40 %."""
-    return min(1.0, (step + 1) / max(1, 0.03 * steps), (steps - step) / max(1, 0.4 * steps))
-
-
 def fit(
     what: str, module: nn.Module, steps: int, lr: float, loss_of_step, minutes: float = math.inf
 ) -> int:
@@ -273,8 +258,14 @@ def fit(
     Where `minutes` would run out first, the learning rate goes down with the time instead.
     Returns the number of steps.
     """
-    opts, shown, step = optimizers(module, lr), None, 0
-    began = last = time.monotonic()
+    shown, step, began = None, 0, time.monotonic()
+    last = began
+
+    def done(step: int) -> float:
+        return min(1.0, max(step / steps, (time.monotonic() - began) / 60 / minutes))
+
+    opt = muon(module, lr, DECAY)
+    rates = schedule_of(opt, "warmup_stable_decay", WARMUP, done, 1 / steps)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -283,19 +274,16 @@ def fit(
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=steps)
-        while (at := max(step, steps * (time.monotonic() - began) / 60 / minutes)) < steps:
-            for opt in opts:
-                for group in opt.param_groups:
-                    group["lr"] = lr * schedule(at, steps)
+        while (share := done(step)) < 1:
             loss = loss_of_step(step)
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
+            opt.step()
+            opt.zero_grad()
             shown = loss.item() if shown is None else 0.97 * shown + 0.03 * loss.item()
             step += 1
-            bar.update(task, completed=max(step, at), description=f"{what} loss {shown:.3f}")
+            rates.step()
+            bar.update(task, completed=steps * share, description=f"{what} loss {shown:.3f}")
             if not console.is_terminal and step % 50 == 0:
                 rate = 50 / (time.monotonic() - last)
                 last = time.monotonic()

@@ -39,7 +39,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.eagle3 import parse_eagle3_config
-from edgespec.modules.eagle3 import Eagle3, Unrolled
+from edgespec.modules.eagle3 import Eagle3
+from edgespec.modules.unrolled import Unrolled
 from edgespec.training.eagle3 import AUX_KEY, new_shapes
 
 SPECIAL = [

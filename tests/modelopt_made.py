@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests import modelopt_drafts, modelopt_exports, modelopt_training
+from tests import modelopt_drafts, modelopt_engine, modelopt_exports, modelopt_training
 
 
 def main(base: Path, out: Path) -> None:
     modelopt_exports.main(out / "exports")
     modelopt_drafts.main(base, out / "drafts")
     modelopt_training.main(base, out / "drafts")
+    modelopt_engine.main(out / "engine")
 
 
 if __name__ == "__main__":

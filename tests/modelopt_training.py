@@ -22,6 +22,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "dflash_loss_decay_factor": 4.0,
         "dflash_self_logit_distillation": False,
     },
+    "medusa": {"medusa_num_heads": 3, "medusa_num_layers": 2},
 }
 
 
@@ -44,6 +45,9 @@ def main(base: Path, out: Path) -> None:
             usual = {"eagle_use_torch_compile": False, "eagle_architecture_config": layers}
             mtsp.convert(model, [("eagle", usual | options)])
             module = model.eagle_module
+        elif name == "medusa":
+            mtsp.convert(model, [("medusa", options)])
+            module = model.medusa_heads
         else:
             layers = LAYERS | rope | {"num_hidden_layers": 2}
             usual = {
@@ -64,13 +68,17 @@ def main(base: Path, out: Path) -> None:
             # ModelOpt 0.47 norms the state by it before hidden_norm does, and no engine does so
             torch.nn.init.ones_(module.layers[0].input_layernorm.weight)
         model.train()
-        loss = model(input_ids=ids, loss_mask=mask).loss
+        learned = {"loss_mask": mask}
+        if name == "medusa":  # as its collator makes them: of the token behind
+            labels = torch.where(mask > 0, ids, -100)[:, 1:]
+            learned = {"labels": torch.nn.functional.pad(labels, (0, 1), value=-100)}
+        loss = model(input_ids=ids, **learned).loss
         loss.backward()
         tensors = {"ids": ids, "mask": mask, "loss": loss.detach().reshape(1)}
-        if name != "eagle3":
-            tensors["outputs"] = torch.tensor(list(model.target_layer_ids))
-        else:
+        if name == "eagle3":
             tensors["outputs"] = torch.tensor(model.eagle_config.eagle_aux_hidden_state_layer_ids)
+        elif name != "medusa":
+            tensors["outputs"] = torch.tensor(list(model.target_layer_ids))
         for key, parameter in module.named_parameters():
             tensors[f"weight.{key}"] = parameter.detach().contiguous()
             if parameter.grad is not None:

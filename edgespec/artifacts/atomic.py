@@ -51,6 +51,17 @@ def replace_file(path: Path, data: bytes) -> None:
         staged.unlink(missing_ok=True)
 
 
+def sync_directory(directory: Path) -> None:
+    """Returns once the files of a directory, and their names, are on the disk. Raises OSError."""
+    for path in (*directory.iterdir(), directory):
+        if path.is_file() or path == directory:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
     """Yields a temporary sibling that becomes `target` at the end of the block.

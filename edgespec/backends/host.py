@@ -143,7 +143,10 @@ def stacked(arrays: Sequence[NDArray], min_rows: int = 1) -> NDArray:  # type: i
     """[B, longest, ...], the shorter ones filled up with zeros."""
     if len(arrays) == 1 and len(arrays[0]) >= min_rows:
         return np.ascontiguousarray(arrays[0])[None]
-    longest = max(min_rows, *map(len, arrays))
+    lengths = [*map(len, arrays)]
+    longest = max(min_rows, *lengths)
+    if min(lengths) == longest:
+        return np.concatenate(arrays).reshape(len(arrays), longest, *arrays[0].shape[1:])
     out = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
     for row, array in zip(out, arrays, strict=True):
         row[: len(array)] = array

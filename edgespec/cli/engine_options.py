@@ -94,7 +94,7 @@ def prefix_cache(default: int | None, shown: str) -> Decorator:
 
 PREFIX_CACHE = prefix_cache(256, "")
 PREFIX_CACHE_OF_CONTEXT = prefix_cache(
-    None, "  [default: a prompt of the whole context, at most an eighth of the memory]"
+    None, "  [default: prompts of the whole context in all lanes, at most an eighth of the memory]"
 )
 
 

@@ -27,8 +27,8 @@ class Bars:
     """One progress bar at a time, with the share that is done: stages count bytes, layers or
     passes."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
         self.progress = Progress(
             *self.columns(),
             console=self.console,
@@ -70,8 +70,8 @@ class Steps(Bars):
     """The steps of a long command: each has a bar on a terminal, and leaves a line with the time it
     took. Elsewhere a line says that it begins."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
         self.title: str | None = None
         self.began_s = 0.0
 

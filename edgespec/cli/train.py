@@ -5,9 +5,11 @@ Knows flags and words. Knows nothing of losses.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,11 +20,14 @@ from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE, MODEL
 from edgespec.cli.progress import Steps
 from edgespec.cli.signals import Stopper, exit_code
-from edgespec.cli.terminal import json_text, say
+from edgespec.cli.terminal import harmless, json_text, say
 from edgespec.errors import MissingDependency, RequestError
 from edgespec.errors import command as shell
 from edgespec.methods import METHODS
 from edgespec.pipeline.recipe import overridden, read_config
+from edgespec.pipeline.training_curve import NAME as PICTURE
+from edgespec.pipeline.training_curve import draw_curve
+from edgespec.quantize.table import QUANTIZABLE
 from edgespec.training.recipe import REPORT, TrainRecipe, read_recipe
 from edgespec.training.table import TRAINABLE
 
@@ -56,6 +61,14 @@ FLAG_KEYS = {
     help="Exit with 1 where the draft's acceptance length is lower.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what it would take, from ten real steps.")
+@click.option(
+    "--print-launch", is_flag=True, help="Print the line that starts a process for each GPU here."
+)
+@click.option(
+    "--engine-dir",
+    type=DIRECTORY,
+    help="Engines of the finished draft: compare what they accept with torch, and train nothing.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     what: str,
@@ -63,10 +76,12 @@ def command(
     init: str | None,
     ar_lower_bound: float | None,
     dry_run: bool,
+    print_launch: bool,
+    engine_dir: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train a draft for a base: METHOD is eagle3 or dflash.
+    """Train a draft for a base: METHOD is eagle1, eagle3, dflash or medusa.
 
     A recipe is YAML in sections, as NVIDIA ModelOpt's are, and key=value overrides one of its keys;
     docs/training.md lists them. Sizes that it does not give are those of the base.
@@ -81,25 +96,35 @@ def command(
     """
     recipe = recipe_of(what, key_values, flags)
     check_installed()
-    with Steps() as steps:
+    if print_launch:
+        given = {name: value for name, value in (*flags.items(), ("init", init)) if value}
+        click.echo(harmless(launch_line(shell("train", what, *map(quote, key_values), **given))))
+        return
+    if engine_dir is not None:
+        show_engine(recipe, engine_dir)
+        return
+    from edgespec.training.ranks import joined
+
+    with joined() as ranks, Steps(quiet=not ranks.first) as steps:
         steps.step("read")
         from edgespec.training.job import open_job
         from edgespec.training.train import measured_steps, train
 
-        job = open_job(recipe, init, steps, steps.note)
+        job = ranks.agreed(lambda: open_job(recipe, init, steps, steps.note))
         steps.step("try" if dry_run else "train")
         if dry_run:
             sizes = measured_steps(job)
         else:
-            result, number = stoppable(job, train)
+            result, number = stoppable(job, train, ranks)
     if dry_run:
-        show_sizes(sizes, as_json)
+        if ranks.first:
+            show_sizes(sizes, as_json)
     elif result.acceptance is None:
-        assert number is not None
-        say(f"stopped: step {result.steps} is kept in {result.directory}: the same command goes"
-            " on from there", err=True)  # fmt: skip
-        raise click.exceptions.Exit(exit_code(number))
-    else:
+        if ranks.first:
+            say(f"stopped: step {result.steps} is kept in {result.directory}: the same command goes"
+                " on from there", err=True)  # fmt: skip
+        raise click.exceptions.Exit(exit_code(number or signal.SIGTERM))
+    elif ranks.first:
         show_result(recipe, result, as_json)
         if ar_lower_bound is not None and result.acceptance.length < ar_lower_bound:
             say(f"the acceptance length {result.acceptance.length:.3f} is below"
@@ -107,13 +132,39 @@ def command(
             raise click.exceptions.Exit(FAILED)
 
 
+def show_engine(recipe: TrainRecipe, engine_dir: Path) -> None:
+    """Prints what torch and engines accept, and what is wrong where they differ."""
+    from edgespec.pipeline.engine_acceptance import accepted_lengths
+    from edgespec.training.doctor import Facts, findings
+
+    lengths = accepted_lengths(recipe, engine_dir)
+    say("acceptance length  {:.3f} in torch, {:.3f} of the engine".format(*lengths))
+    for finding in findings(Facts(engine=lengths)):
+        say(str(finding), err=True)
+
+
+def launch_line(line: str) -> str:
+    """The command that runs a line in a process for each GPU, or in two that share the cores."""
+    import torch
+
+    from edgespec.backends.machine import cores as usable_cores
+
+    gpus, cores = torch.cuda.device_count(), usable_cores()
+    count = gpus or min(2, cores)
+    return (
+        f"OMP_NUM_THREADS={max(1, cores // count)} torchrun --standalone --nproc-per-node {count}"
+        f" -m {line}"
+    )
+
+
 def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> TrainRecipe:
     """The recipe of a method's name or a file, with overrides and flags."""
     if what in TRAINABLE:
-        source = "command line"
+        source, method = "command line", what
         values = overridden({"metadata": {"recipe_type": TRAINABLE[what].recipe_type}}, key_values)
     elif Path(what).suffix in (".yaml", ".yml"):
-        source, values = what, read_config(Path(what), key_values)
+        source, method = what, None
+        values = read_config(Path(what), key_values)
     else:
         raise RequestError(
             f"{what!r} is neither a method that is trained here nor a recipe in YAML.",
@@ -124,7 +175,7 @@ def recipe_of(what: str, key_values: tuple[str, ...], flags: dict[str, Any]) -> 
             inner = values.get(section)
             given = flags[name] if name == "minutes" else str(flags[name])
             values[section] = {**(inner if isinstance(inner, dict) else {}), key: given}
-    return read_recipe(values, source)
+    return read_recipe(values, source, method)
 
 
 def check_installed() -> None:
@@ -139,7 +190,7 @@ def check_installed() -> None:
         )
 
 
-def stoppable(job: Any, train: Any) -> tuple[Trained, int | None]:
+def stoppable(job: Any, train: Any, ranks: Any) -> tuple[Trained, int | None]:
     """Trains; a signal stops it behind its step. The result, and the signal's number."""
     numbers: list[int] = []
 
@@ -150,7 +201,7 @@ def stoppable(job: Any, train: Any) -> tuple[Trained, int | None]:
             if stopper.number is not None:
                 numbers.append(stopper.number)
 
-    return train(job, stopping), numbers[0] if numbers else None
+    return train(job, stopping, ranks), numbers[0] if numbers else None
 
 
 def show_sizes(sizes: Sizes, as_json: bool) -> None:
@@ -176,10 +227,12 @@ def show_sizes(sizes: Sizes, as_json: bool) -> None:
 
 def show_result(recipe: TrainRecipe, result: Trained, as_json: bool) -> None:
     """Prints what was measured, and what comes next."""
-    found = result.acceptance
+    found, report = result.acceptance, read_json(result.directory / REPORT)
     assert found is not None
+    with suppress(MissingDependency):  # without matplotlib the curve stands in the report
+        draw_curve(report, result.directory / PICTURE)
     if as_json:
-        click.echo(json_text(read_json(result.directory / REPORT)))
+        click.echo(json_text(report))
         return
     method, out, base = METHODS[recipe.method], result.directory, recipe["model.model_name_or_path"]
     shares = " ".join(f"{share:.2f}" for share in found.per_position)
@@ -196,9 +249,10 @@ def next_commands(method: str, base: str, draft: Path) -> list[str]:
     exports = TRAINABLE[method].exports(base, draft)
     pair = {"base_model_dir": base, "draft_model_dir": draft}
     smaller = {"quantization": "int4_awq", "output_dir": f"{draft}-int4"}
+    quantize = [shell("quantize draft", **pair, **smaller)] if method in QUANTIZABLE else []
     return [
         shell("check", base, draft, probe=True),
         *(line for line, _ in exports),
         *(shell("build", onnx_dir=path, engine_dir="engines") for _, path in exports),
-        shell("quantize draft", **pair, **smaller),
+        *quantize,
     ]

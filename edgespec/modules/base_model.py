@@ -60,7 +60,7 @@ def load_ends(path: Path, device: Any, dtype: Any = "auto") -> Any:
 @torch.no_grad()
 def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[Tensor, Tensor]:
     """The base's residual stream [B, S, k * Ht] at its aux layers (hidden_states indices), and its
-    state [B, S, H] after the last norm, for ids [B, S]."""
+    state [B, S, H] after the last norm, for ids [B, S]. Without aux layers both are that state."""
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
@@ -76,7 +76,8 @@ def hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> tuple[
     finally:
         for handle in hooks:
             handle.remove()
-    return torch.cat([seen[layer] for layer in aux_layers], dim=-1), final
+    aux = [seen[layer] for layer in aux_layers]
+    return torch.cat(aux, dim=-1) if aux else final, final
 
 
 def aux_hidden_states(base: Any, aux_layers: tuple[int, ...], ids: Tensor) -> Tensor:

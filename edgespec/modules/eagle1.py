@@ -6,12 +6,16 @@ quantization.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
 
 from edgespec.config import AttentionSpec
 from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
+from edgespec.modules.unrolled import Attend
 
 Tensor = torch.Tensor
 
@@ -30,9 +34,9 @@ class Eagle1Layer(nn.Module):
             self.input_layernorm = RMSNorm(hidden, spec.norm.eps)
         self.post_attention_layernorm = RMSNorm(hidden, spec.norm.eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[S, H] -> [S, H]"""
-        x = x + self.self_attn(self.input_layernorm(x) if self.normed_first else x, cos, sin)
+    def forward(self, x: Tensor, attend: Callable[[AttentionModule, Tensor], Tensor]) -> Tensor:
+        """[..., S, H] -> [..., S, H]"""
+        x = x + attend(self.self_attn, self.input_layernorm(x) if self.normed_first else x)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -53,15 +57,23 @@ class Eagle1(nn.Module):
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
 
     def forward(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
-        """Hidden states [S, H] of tokens t, after the base's last norm, and embeddings [S, H] of
-        tokens t + 1 -> logits [S, Vd] for t + 2."""
-        return self.lm_head(self.states(hidden_states, embeds))  # type: ignore[no-any-return]
-
-    def states(self, hidden_states: Tensor, embeds: Tensor) -> Tensor:
-        """What the lm_head reads, [S, H]: the draft's own hidden states of tokens t + 1."""
+        """Hidden states [..., S, H] of tokens t, after the base's last norm, and embeddings
+        [..., S, H] of tokens t + 1 -> logits [..., S, Vd] for t + 2."""
         rope = self.draft_config.decoder.rope
-        cos, sin = rope_rows(rope, len(hidden_states), hidden_states)
-        x = self.fc(torch.cat([embeds, hidden_states], dim=-1))
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.norm(x) if self.draft_config.last_norm else x  # type: ignore[no-any-return]
+        cos, sin = rope_rows(rope, hidden_states.shape[-2], hidden_states)
+        state = self.fuse(hidden_states)
+        read, _ = self.run(embeds, state, lambda index, attention, x: attention(x, cos, sin))
+        return self.lm_head(read)  # type: ignore[no-any-return]
+
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """The first state is the base's own, [..., H]."""
+        return hidden_states
+
+    def run(self, embeds: Tensor, state: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Embeddings and state [..., S, H] each -> what the lm_head reads, and the state that the
+        next step reads."""
+        x = self.fc(torch.cat([embeds, state], dim=-1))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, partial(attend, index))
+        read = self.norm(x) if self.draft_config.last_norm else x
+        return read, read if self.draft_config.norm_output else x

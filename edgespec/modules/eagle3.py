@@ -1,5 +1,5 @@
 """An EAGLE-3 draft as a torch module (arXiv 2503.01840): over true hidden states in one pass, and
-unrolled over its own.
+a step of its own (see `unrolled`).
 
 Its parameters have the names of `graphs.eagle3.expected_tensors`. Knows nothing of files or
 quantization.
@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from edgespec.methods.eagle3 import Eagle3Config
-from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows, scaled_dot_product
+from edgespec.modules.layers import MLP, AttentionModule, RMSNorm, rope_rows
+from edgespec.modules.unrolled import Attend
 
 Tensor = torch.Tensor
-Attend = Callable[[AttentionModule, Tensor], Tensor]
-Rows = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class Eagle3Layer(nn.Module):
@@ -38,7 +37,9 @@ class Eagle3Layer(nn.Module):
             self.hidden_norm = RMSNorm(hidden, eps)
         self.first, self.norm_before_residual = first, config.norm_before_residual
 
-    def forward(self, embeds: Tensor, state: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, embeds: Tensor, state: Tensor, attend: Callable[[AttentionModule, Tensor], Tensor]
+    ) -> Tensor:
         """Embeddings and state [..., S, H] each -> the state [..., S, H] behind the layer."""
         if self.first:
             normed = self.hidden_norm(state)
@@ -81,9 +82,16 @@ class Eagle3(nn.Module):
         rope = self.draft_config.decoder.rope
         cos, sin = rope_rows(rope, hidden_states.shape[-2], hidden_states)
         state = self.fuse(hidden_states)
-        for layer in self.layers:
-            state = layer(embeds, state, lambda attention, x: attention(x, cos, sin))
-        return self.lm_head(self.norm(state))  # type: ignore[no-any-return]
+        read, _ = self.run(embeds, state, lambda index, attention, x: attention(x, cos, sin))
+        return self.lm_head(read)  # type: ignore[no-any-return]
+
+    def run(self, embeds: Tensor, state: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """Embeddings and state [..., S, H] each -> what the lm_head reads, and the state that the
+        next step reads."""
+        for index, layer in enumerate(self.layers):
+            state = layer(embeds, state, partial(attend, index))
+        normed: Tensor = self.norm(state)
+        return normed, normed if self.draft_config.norm_output else state
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
         """Aux hidden states [..., k * Ht] -> the first state [..., H]."""
@@ -95,78 +103,3 @@ class Eagle3(nn.Module):
                 [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
             )
         return self.fc(hidden_states)  # type: ignore[no-any-return]
-
-
-class Unrolled:
-    """The training-time test (section 3.2): chain i begins at the true states of positions 0..i,
-    and goes on from its own. All chains of a sequence go on at once.
-
-    A chain sees the first keys and values of all positions up to its own, and those of its own
-    later steps.
-    """
-
-    def __init__(self, draft: Eagle3, hidden_states: Tensor, rows: Rows | None = None) -> None:
-        """`hidden_states` are the aux hidden states [B, W, k * Ht] of W positions. `rows` gives cos
-        and sin of (step, rows) where positions are not those of a text."""
-        self.draft, self.state, self.num_steps = draft, draft.fuse(hidden_states), 0
-        self.rows = rows or self.text_rows
-        self.first: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values of step 0
-        self.own = [OwnSteps() for _ in draft.layers]
-
-    def step(self, embeds: Tensor) -> Tensor:
-        """Embeddings [B, n, H] of the tokens that the first n chains read now: token i + 1 + step
-        of the text, or what a chain drafted last -> what the lm_head reads, [B, n, H]."""
-        rows = embeds.shape[1]
-        cos, sin = self.rows(self.num_steps, rows)
-        state = self.state[:, :rows]
-        for index, layer in enumerate(self.draft.layers):
-            state = layer(embeds, state, partial(self.attend, index, cos, sin))
-        self.num_steps += 1
-        normed: Tensor = self.draft.norm(state)
-        self.state = normed if self.draft.draft_config.norm_output else state
-        return normed
-
-    def text_rows(self, step: int, rows: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of a text: a step is a position further."""
-        cos, sin = rope_rows(self.draft.draft_config.decoder.rope, step + rows, self.state)
-        return cos[step:], sin[step:]
-
-    def attend(
-        self, index: int, cos: Tensor, sin: Tensor, attention: AttentionModule, x: Tensor
-    ) -> Tensor:
-        """Attention of the rows x [B, n, in] of this step in layer `index`."""
-        q, (k, v) = attention.queries(x, cos, sin), attention.keys(x, cos, sin)
-        rows = x.shape[1]
-        if self.num_steps == 0:
-            self.first.append((k, v))
-            return attention.merged(scaled_dot_product(q, k, v, attention.seen(rows, 0, x.device)))
-        far = self.first[index][0][:, :, :rows], self.first[index][1][:, :, :rows]
-        self.own[index].add(k, v, attention.window)
-        return attention.joint(
-            q, far, self.own[index], attention.seen(rows, self.num_steps, x.device)
-        )
-
-
-class OwnSteps:
-    """Keys and values of the steps behind the first, of which each chain sees its own."""
-
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []  # [B, kv, n, D] each
-        self.values: list[Tensor] = []
-
-    def add(self, keys: Tensor, values: Tensor, window: int | None) -> None:
-        """Those of one more step; the ones beyond the window are forgotten."""
-        last = slice(-(window or len(self.keys) + 1), None)
-        self.keys, self.values = [*self.keys, keys][last], [*self.values, values][last]
-
-    def scores(self, q: Tensor) -> Tensor:
-        """Those of `Near`."""
-        rows = q.shape[-2]
-        return torch.stack([(q * k[:, :, None, :rows]).sum(-1) for k in self.keys], dim=-1)
-
-    def mixed(self, weights: Tensor) -> Tensor:
-        """That of `Near`."""
-        rows, parts = weights.shape[-2], weights.unbind(-1)
-        return torch.stack(
-            [w[..., None] * v[:, :, None, :rows] for w, v in zip(parts, self.values, strict=True)]
-        ).sum(0)

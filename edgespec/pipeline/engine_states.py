@@ -15,11 +15,11 @@ from edgespec.backends import engine_dir as engines
 from edgespec.backends.registry import open_runner
 from edgespec.contract import Role
 from edgespec.errors import LimitError, PairingError
-from edgespec.methods import METHODS, resolve_aux_layers
+from edgespec.methods import METHODS
 from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.lanes.embedding import EmbeddingTable
 from edgespec.training.dumps import AUX, TOP, TOP_IDS
-from edgespec.training.job import Job
+from edgespec.training.job import Job, aux_layers_of
 
 USUAL_TOP = 128  # logits of a token, where the graph has no last state beside the aux layers
 
@@ -31,18 +31,20 @@ class EngineSource:
     def __init__(self, engine_dir: Path, job: Job) -> None:
         config, _ = engines.open_engine(engine_dir, Role.BASE)
         component = config.component
-        wanted = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+        wanted = aux_layers_of(job.config, job.model)
         if component.origin != job.base.identity(job.progress):
             raise PairingError(
                 f"the engine in {engine_dir} was made of another base than {job.base.place}.",
                 "Give the checkpoint that was exported, or the original of a quantized one.",
             )
-        if component.spec.aux_layer_ids != wanted:
+        if component.spec.aux_layer_ids != wanted or not component.graph.features:
             emitted = [*component.spec.aux_layer_ids] or "no aux layers"
+            layers = f" `aux_layers` {','.join(map(str, wanted))}" if wanted else ""
             remedy = METHODS[job.recipe.method].export_param
             raise PairingError(
-                f"the engine in {engine_dir} emits {emitted}, the draft reads {[*wanted]}.",
-                f"Export the base again with `{remedy}` `aux_layers` {','.join(map(str, wanted))}.",
+                f"the engine in {engine_dir} emits {emitted}, the draft reads"
+                f" {[*wanted] or 'its last state'}.",
+                f"Export the base again with `{remedy}`{layers}.",
             )
         new = job.recipe["validation.max_new_tokens"]
         self.engine_dir, self.capacity = engine_dir, config.limits.max_kv_cache_capacity

@@ -114,18 +114,18 @@ class Engine:
     class does not. With `exact` drafts leave every bit as it is: engines on kernels of our own do
     so anyway, on ONNX Runtime's it is for float32, int4 in blocks of 32 and int8 GEMM, one
     sequence, chains only. `prefix_cache_bytes` bounds the KV rows
-    that are kept for later prompts with the same prefix; 0 keeps none, None as many as a prompt of
-    the whole context has, up to an eighth of the memory. In `prefix_cache_dir` they are kept when
-    there is no room for them and when the engine is closed, 16 times as many, for engines that are
-    opened later (docs/serving.md). With `max_queue` a request
-    that finds so many waiting for a lane raises QueueFull. `acceptance` is the accept
-    rule of requests that name none: `exact`, `rejection`, `typical` or `relaxed`, or such a rule
-    with its options. `spec_policy` says how much is drafted: "adaptive" each step as it pays, up to
-    the plan; "fixed" the plan; None is adaptive where no sizes are given and what a step costs here
-    was measured (docs/adaptive.md). What `edgespec tune` found best for these engines is taken
-    where method and sizes are left open; not with `tuned` False (docs/tuning.md).
-    `multimodal_engine_dir` holds the image encoder; None is `visual` in the engine directory, where
-    that is there. `image_rules` say which images may be read (docs/images.md).
+    that are kept for later prompts with the same prefix; 0 keeps none, None as many as prompts of
+    the whole context in all lanes have, up to an eighth of the memory. In `prefix_cache_dir` they
+    are kept when there is no room for them and when the engine is closed, 16 times as many, for
+    engines that are opened later (docs/serving.md). With `max_queue` a request that finds so many
+    waiting for a lane raises QueueFull. `acceptance` is the accept rule of requests that name none:
+    `exact`, `rejection`, `typical` or `relaxed`, or such a rule with its options. `spec_policy`
+    says how much is drafted: "adaptive" each step as it pays, up to the plan; "fixed" the plan;
+    None is adaptive where no sizes are given and what a step costs here was measured
+    (docs/adaptive.md). What `edgespec tune` found best for these engines is taken where method and
+    sizes are left open; not with `tuned` False (docs/tuning.md). `multimodal_engine_dir` holds the
+    image encoder; None is `visual` in the engine directory, where that is there. `image_rules` say
+    which images may be read (docs/images.md).
 
     Raises BundleError, PairingError, EngineMismatch, EnvironmentProblem or, for what cannot be
     exact or cannot draft, LimitError, with the remedy; OptionError or RequestError for options, an

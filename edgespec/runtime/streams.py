@@ -6,11 +6,13 @@ Knows handles and the queues behind them. Knows nothing of engines and prompts.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize, ref
 
 from edgespec.errors import EdgeSpecError
 from edgespec.runtime.faults import as_error
@@ -18,6 +20,7 @@ from edgespec.runtime.loop.driver import Driver
 from edgespec.runtime.loop.generation import Chunk, Event, Generation, Response
 
 End = Response | EdgeSpecError
+logger = logging.getLogger(__name__)
 
 
 class Coming:
@@ -152,8 +155,12 @@ class AsyncStream(Ending):
 
     async def next_chunk(self) -> Chunk | None:
         """The next Chunk; None once the request has ended. Raises its error."""
-        with cancelling([self.handle]):
-            return self.chunk_of(await self.events.get())
+        try:
+            event = await self.events.get()
+        except BaseException:  # whoever waited is gone
+            self.handle.cancel()
+            raise
+        return self.chunk_of(event)
 
     async def result(self) -> Response:
         """The Response, as soon as the request has ended; Chunks that were not read are dropped.
@@ -218,9 +225,8 @@ def future_end(handle: Generation) -> asyncio.Future[Response]:
     future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
     deliver = in_loop(handle, partial(settle, future))
 
-    def take(event: Event) -> None:
-        if not isinstance(event, Chunk):
-            deliver(event)
+    def take(event: Event) -> Callable[[], None] | None:
+        return None if isinstance(event, Chunk) else deliver(event)
 
     handle.deliver = take
     return future
@@ -236,16 +242,46 @@ def settle(future: asyncio.Future[Response], event: Event) -> None:
         future.set_result(event)
 
 
-def in_loop(handle: Generation, put: Callable[[Event], object]) -> Callable[[Event], None]:
-    """What hands events over to the running event loop; once that is closed, it ends the
-    request."""
-    loop = asyncio.get_running_loop()
+Put = Callable[[Event], object]
+LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMail] = WeakKeyDictionary()
 
-    def deliver(event: Event) -> None:
+
+class LoopMail:
+    """The events for one event loop, which is woken once for all of a step; once it is closed,
+    their requests end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.waiting = ref(loop), deque[tuple[Generation, Put, Event]]()
+
+    def send(self) -> None:
+        """Wake the loop; any thread may."""
         try:
-            loop.call_soon_threadsafe(put, event)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            handle.cancel()
+            if (loop := self.loop()) is not None:
+                loop.call_soon_threadsafe(self.take)
+                return
+        except RuntimeError:
+            logger.debug("an event loop was closed before its requests ended")
+        while self.waiting:
+            self.waiting.popleft()[0].cancel()
+
+    def take(self) -> None:
+        """Called in the loop."""
+        while self.waiting:
+            _, put, event = self.waiting.popleft()
+            put(event)
+
+
+def in_loop(handle: Generation, put: Put) -> Callable[[Event], Callable[[], None]]:
+    """What hands events over to the running event loop: what it gives sends them."""
+    loop = asyncio.get_running_loop()
+    mail = LOOPS.get(loop)
+    if mail is None:
+        mail = LOOPS[loop] = LoopMail(loop)
+    waiting, send = mail.waiting, mail.send
+
+    def deliver(event: Event) -> Callable[[], None]:
+        waiting.append((handle, put, event))
+        return send
 
     return deliver
 

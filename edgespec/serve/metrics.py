@@ -6,6 +6,7 @@ Knows requests, and what the engine counts at every step. Knows no protocol.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,6 @@ COUNTERS = (
 )
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From request to first token.", SHORT_S),
-    "inter_token_latency_seconds": ("Between two tokens: a step's, by its tokens.", SHORT_S),
     "e2e_request_latency_seconds": ("From request to last token.", LONG_S),
     "request_queue_time_seconds": ("Waiting for a lane.", LONG_S),
     "request_prefill_time_seconds": ("From lane to first token.", LONG_S),
@@ -64,11 +64,35 @@ HISTOGRAMS = {
 LABELS = ("model_name", "engine")
 
 
+class TokenGaps(Collector):
+    """The seconds between two tokens. A Histogram of the client library takes ten times as long,
+    which counts where it is asked for each token."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels, self.counts, self.seconds = labels, [0] * (len(SHORT_S) + 1), 0.0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """A step that came so many seconds behind the one before it, with so many tokens."""
+        self.counts[bisect_left(SHORT_S, seconds / tokens)] += tokens
+        self.seconds += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """The one histogram."""
+        about = "Between two tokens: a step's, by its tokens."
+        name = "vllm:inter_token_latency_seconds"
+        found = HistogramMetricFamily(name, about, labels=LABELS)
+        ends = (*map(str, map(float, SHORT_S)), "+Inf")
+        buckets = [*zip(ends, accumulate(self.counts), strict=True)]
+        found.add_metric(self.labels, buckets, self.seconds)
+        yield found
+
+
 class EngineCollector(Collector):
     """What the engine itself has counted, step by step, as it is when somebody asks."""
 
     def __init__(self, engine: Engine, labels: Sequence[str]) -> None:
         self.engine, self.labels = engine, labels
+        self.levels = 0 if engine.drafter is None else engine.plan().steps
 
     def collect(self) -> Iterator[Metric]:
         """Gauges and counters, and tokens by iteration."""
@@ -89,7 +113,9 @@ class EngineCollector(Collector):
         yield usage
         name, about = "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position."
         accepted = CounterMetricFamily(f"vllm:{name}", about, labels=(*LABELS, "position"))
-        for position, count in enumerate(stats.accepted_per_position):
+        counts = stats.accepted_per_position
+        unseen = [0] * (self.levels - len(counts))  # a series begins at 0 with the server
+        for position, count in enumerate([*counts, *unseen]):
             accepted.add_metric((*labels, str(position)), count)
         yield accepted
         about = "Tokens of an engine step, of prompts and generated."
@@ -106,6 +132,8 @@ class ServeMetrics:
     def __init__(self, engine: Engine, model_name: str) -> None:
         self.registry, labels = CollectorRegistry(), (model_name, "0")
         self.registry.register(EngineCollector(engine, labels))
+        self.gaps = TokenGaps(labels)
+        self.registry.register(self.gaps)
         own: dict[str, Any] = {"registry": self.registry}
         self.histograms = {
             name: Histogram(f"vllm:{name}", about, LABELS, buckets=buckets, **own).labels(*labels)
@@ -137,9 +165,7 @@ class RequestWatch:
         """One step of it."""
         now_s, count = time.perf_counter(), len(chunk.token_ids)
         if self.last_s is not None and count:
-            latency_s = (now_s - self.last_s) / count
-            for _ in range(count):
-                self.metrics.histograms["inter_token_latency_seconds"].observe(latency_s)
+            self.metrics.gaps.add(now_s - self.last_s, count)
         self.last_s = now_s
 
     def ended(self, response: Response) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -52,11 +53,12 @@ from edgespec.serve.openai_common import (
 )
 from edgespec.serve.responding import respond
 from edgespec.serve.service import Call, Ticket
-from edgespec.serve.sse import DONE
+from edgespec.serve.sse import DONE, TextEvent
 from edgespec.serve.tool_calls import AnswerSplitter, Items, ToolCall
 
 MAX_TOP_LOGPROBS = 20
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+MORE = ("logprobs", "return_token_ids", "return_speculation")  # beside the text of a chunk
 CHOICES = ("none", "auto", "required")
 TOOLS = "`tools` has them"
 NAMED = '{"type": "function", "function": {"name": "..."}}'
@@ -233,12 +235,12 @@ class ChatRequest:
 
     # ---- as a stream
 
-    async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+    async def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any] | bytes]:
         """The answer part by part: the role first, the usage last, where it is asked for."""
         prompt, responses = answers.asks[0].prompt, dict[int, Response]()
         splitters = self.splitters(answers)
         deltas = [Deltas() for _ in answers.asks]
-        numbers = [0] * len(answers.asks)
+        numbers, head = [0] * len(answers.asks), self.head.to_dict()
 
         def part(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -247,8 +249,13 @@ class ChatRequest:
                 usage = {"usage": running_usage(len(prompt), sum(numbers))}
             elif self.wants.get("include_usage"):
                 usage = {"usage": None}
-            return {**self.head.to_dict(), "choices": [{**choice, **more}], **usage}
+            return {**head, "choices": [{**choice, **more}], **usage}
 
+        def text_part(index: int, text: str) -> dict[str, Any]:
+            return part(index, {"content": text})
+
+        texts = [TextEvent(partial(text_part, index)) for index in range(len(answers.asks))]
+        says_more = any(map(self.values.get, MORE)) or self.wants.get("continuous_usage_stats")
         for index in range(len(answers.asks)):
             first = part(index, {"role": "assistant", "content": ""})
             if not index:
@@ -260,10 +267,13 @@ class ChatRequest:
                 numbers[index] += len(event.token_ids)
                 pushed = splitters[index].push(event.token_ids, event.pieces)
                 delta, *others = deltas[index].of(*pushed) or [{}]
-                more = self.ids_of(event.token_ids) | self.step_of(event)
-                if delta or more or (event.logprobs and event.token_ids):
-                    logprobs = self.logprobs(event.token_ids, event.logprobs)
-                    yield part(index, delta, logprobs=logprobs, **more)
+                if not says_more and delta.keys() == {"content"}:
+                    yield texts[index].of(delta["content"])
+                elif says_more or delta:
+                    more = self.ids_of(event.token_ids) | self.step_of(event)
+                    if delta or more or (event.logprobs and event.token_ids):
+                        logprobs = self.logprobs(event.token_ids, event.logprobs)
+                        yield part(index, delta, logprobs=logprobs, **more)
                 for delta in others:
                     yield part(index, delta)
                 continue
@@ -279,7 +289,7 @@ class ChatRequest:
             yield last
         if self.wants.get("include_usage"):
             ending = self.ending(answers, responses, splitters)
-            yield {**self.head.to_dict(), "choices": [], **ending}
+            yield {**head, "choices": [], **ending}
 
     # ---- parts of both
 

@@ -26,8 +26,8 @@ class Asked(Protocol):
     async def whole(self, answers: Answers) -> Any:
         """All of them as one object."""
 
-    def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
-        """What is sent of them as it comes."""
+    def parts(self, answers: Answers) -> AsyncIterator[dict[str, Any] | bytes]:
+        """What is sent of them as it comes; bytes are sent as they are."""
 
 
 async def respond(

@@ -27,11 +27,25 @@ COMMENT = b": still here\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def event(value: object) -> bytes:
     """A value as an event."""
-    return (
-        b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
+    return b"data: " + TO_JSON.encode(value).encode() + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in one text alone. `make` gives the value with a text; the rest is written
+    once."""
+
+    def __init__(self, make: Callable[[str], object]) -> None:
+        mark = "\x00"  # in JSON it is written \u0000, which is nowhere else
+        self.before, self.after = event(make(mark)).split(TO_JSON.encode(mark).encode())
+
+    def of(self, text: str) -> bytes:
+        """The event with a text."""
+        return self.before + TO_JSON.encode(text).encode() + self.after
 
 
 def typed(value: dict[str, Any]) -> bytes:
@@ -41,7 +55,8 @@ def typed(value: dict[str, Any]) -> bytes:
 
 class EventStream:
     """A response of events. `failed` makes the event of an error, `close` ends what is under way,
-    however the response ends. `encode` makes bytes of an event, and `done` are the last ones."""
+    however the response ends. `encode` makes bytes of an event that is none yet, and `done` are the
+    last ones."""
 
     def __init__(
         self,
@@ -88,9 +103,8 @@ class EventStream:
         try:
             async for value in self.events:
                 sent_s = loop.time()
-                await send(
-                    {"type": "http.response.body", "body": self.encode(value), "more_body": True}
-                )
+                body = value if isinstance(value, bytes) else self.encode(value)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             beating.cancel()
             with suppress(asyncio.CancelledError):

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from edgespec.training.data import Question, Template
+from edgespec.training.data import Question, Row, Template
+from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.row import Task, TrainRow
 
 AT_ONCE = 16  # prompts that the base answers together
@@ -37,6 +39,7 @@ class Acceptance:
     num_tokens: int
     num_steps: int
     per_position: tuple[float, ...]  # share of steps that accept at least 1, 2, ... drafts
+    draft_len: int = 0  # drafts of a step
     emitted: Mapping[tuple[int, int], Sequence[int]] = field(default_factory=dict)  # see `place`
 
     @property
@@ -68,14 +71,18 @@ def answers_of(
     return found
 
 
-def greedy(base: Any, new: int, stops: Sequence[int], device: Any) -> Answering:
-    """What the base answers greedily, at most `new` tokens, up to a stop token."""
+def greedy(
+    base: Any, new: int, stops: Sequence[int], device: Any, ranks: Ranks = ALONE
+) -> Answering:
+    """What the base answers greedily, at most `new` tokens, up to a stop token. Each process
+    answers some."""
 
     @torch.no_grad()
     def answering(prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         found: dict[int, list[int]] = {}
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        for part in (order[i : i + AT_ONCE] for i in range(0, len(order), AT_ONCE)):
+        parts = [order[i : i + AT_ONCE] for i in range(0, len(order), AT_ONCE)]
+        for part in parts[ranks.rank :: ranks.world]:
             width = max(len(prompts[i]) for i in part)
             rows = [[*prompts[i]] for i in part]
             padding = [width - len(row) for row in rows]
@@ -89,18 +96,17 @@ def greedy(base: Any, new: int, stops: Sequence[int], device: Any) -> Answering:
             for i, out in zip(part, whole[:, width:].tolist(), strict=True):
                 end = next((n + 1 for n, token in enumerate(out) if token in stops), len(out))
                 found[i] = out[:end]
-        return [found[i] for i in range(len(prompts))]
+        answers = {i: out for theirs in ranks.gathered(found) for i, out in theirs.items()}
+        return [answers[i] for i in range(len(prompts))]
 
     return answering
 
 
 @torch.no_grad()
 def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) -> Acceptance:
-    """The acceptance of a draft over answers."""
-    accepted, emitted = list[int](), dict[tuple[int, int], Sequence[int]]()
-    training = draft.training
-    draft.eval()
-    for answer in answers:
+    """The acceptance of a draft over answers, of which each process measures some."""
+
+    def drafts(answer: Answer) -> list[list[int]]:
         ids = torch.tensor([answer.ids], device=task.device)
         with task.cast(measuring=True):
             if answer.read is None:
@@ -108,15 +114,55 @@ def measure(row: TrainRow, draft: Any, task: Task, answers: Sequence[Answer]) ->
             else:
                 aux = answer.read().to(task.device)[None]
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len)
-        own = accepted_in(answer, found.tolist())
+        return found.tolist()
+
+    training = draft.training
+    draft.eval()
+    found = counted(answers, drafts, task.ranks)
+    draft.train(training)
+    return found
+
+
+def counted(
+    answers: Sequence[Answer],
+    drafts: Callable[[Answer], Sequence[Sequence[int]]],
+    ranks: Ranks = ALONE,
+) -> Acceptance:
+    """How many of the `drafts` behind each token of an answer but the last are accepted."""
+    accepted, draft_len = list[int](), 0
+    emitted = dict[tuple[int, int], Sequence[int]]()
+    for answer in answers[ranks.rank :: ranks.world]:
+        found = drafts(answer)
+        own = accepted_in(answer, found)
         last = len(answer.ids) - answer.prompt_len - 1 - sum(own[:-1]) - len(own[:-1])
         accepted += own
         emitted[answer.place] = [*(count + 1 for count in own[:-1]), last]
-    draft.train(training)
+        draft_len = len(found[0])
+    each = ranks.gathered((accepted, emitted, draft_len))
+    accepted = [count for theirs, *_ in each for count in theirs]
+    emitted = {place: steps for _, theirs, _ in each for place, steps in theirs.items()}
+    num_tokens, draft_len = sum(map(sum, emitted.values())), max(part[2] for part in each)
     longest = max(accepted, default=0)
     shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
-    num_tokens = sum(sum(steps) for steps in emitted.values())
-    return Acceptance(num_tokens, len(accepted), tuple(shares), emitted)
+    return Acceptance(num_tokens, len(accepted), tuple(shares), draft_len, emitted)
+
+
+@torch.no_grad()
+def surprise(task: Task, rows: Sequence[Row]) -> tuple[float, float] | None:
+    """Nats a token of what rows learn, under the base, and of what it would say there itself, which
+    is its entropy: equal for answers that it sampled. None where nothing is learned."""
+    said, own, count = 0.0, 0.0, 0
+    for row in rows:
+        places = torch.from_numpy(np.flatnonzero(row.predicts[:-1])).to(task.device)
+        if not len(places):
+            continue
+        ids = torch.from_numpy(row.ids)[None].to(task.device)
+        with task.cast(measuring=True):
+            logs = task.logits(task.states(ids)[1][0, places]).log_softmax(-1)
+        said -= float(logs.gather(1, ids[0, places + 1, None]).sum())
+        own -= float((logs.exp() * logs).sum())
+        count += len(places)
+    return (said / count, own / count) if count else None
 
 
 def accepted_in(answer: Answer, drafts: Sequence[Sequence[int]]) -> list[int]:

@@ -276,35 +276,55 @@ def rows_of(
     return Rows(tuple(rows), num_cut, num_dropped)
 
 
-More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, Any]]  # arrays or tensors
+More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, Any]]  # arrays
+States = Callable[[Sequence[Row], int], Mapping[str, Any]]  # tensors of rows, padded to a width
 
 
 class Batches:
     """Batches by number, each a pure function of number and seed: what a run has not seen yet needs
-    no memory of what it saw. An epoch has each row once, rows of like length together."""
+    no memory of what it saw. An epoch has each row once, rows of like length together. Items are
+    batches, or of each its `parts` one after the other, which so many processes train on."""
 
     def __init__(
-        self, rows: Sequence[Row], batch_size: int, seed: int, count: int, more: More | None = None
+        self,
+        rows: Sequence[Row],
+        batch_size: int,
+        seed: int,
+        count: int,
+        more: More | None = None,
+        parts: int = 1,
+        states: States | None = None,
     ) -> None:
-        """`more` draws what a method adds to a batch."""
+        """`more` draws what a method adds to a batch, `states` are read of the rows of a part."""
         self.rows, self.batch_size, self.seed, self.count = rows, batch_size, seed, count
-        self.more = more
+        self.more, self.parts, self.states = more, parts, states
         self.groups = lru_cache(maxsize=2)(self.groups_of)
 
     def __len__(self) -> int:
-        return self.count
+        return self.count * self.parts
 
     @property
     def per_epoch(self) -> int:
         """Batches that see each row once."""
         return -(-len(self.rows) // self.batch_size)
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        """The rows of one part. One for which there are none has a row of which nothing is
+        learned."""
+        number, part = divmod(item, self.parts)
+        batch, rows = self.batch(number), self.rows_of(number)
+        some = part < len(rows)
+        chosen = slice(part, None, self.parts) if some else slice(1)
+        batch = {name: values[chosen] for name, values in batch.items()}
+        if self.states is not None:
+            batch |= self.states(rows[chosen], batch["ids"].shape[1])
+        return batch if some else batch | {"predicts": batch["predicts"] & False}
+
+    def batch(self, number: int) -> dict[str, Any]:
         """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]."""
         import torch
 
-        epoch, place = divmod(number, self.per_epoch)
-        rows = [self.rows[i] for i in self.groups(epoch)[place]]
+        rows = self.rows_of(number)
         width = max(len(row.ids) for row in rows)
         padded = [(0, width - len(row.ids)) for row in rows]
         batch = {
@@ -317,6 +337,11 @@ class Batches:
         if self.more is not None:
             batch |= self.more(np.random.default_rng([self.seed, 1, number]), rows)
         return {name: torch.as_tensor(values) for name, values in batch.items()}
+
+    def rows_of(self, number: int) -> list[Row]:
+        """The rows of a batch."""
+        epoch, place = divmod(number, self.per_epoch)
+        return [self.rows[i] for i in self.groups(epoch)[place]]
 
     def groups_of(self, epoch: int) -> list[NDArray[np.intp]]:
         """The rows of each batch of an epoch."""

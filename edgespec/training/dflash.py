@@ -118,7 +118,7 @@ def loss(draft: BlockDraftModule, task: Task, batch: Batch) -> Tensor:
     theirs = task.logits(final[rows, last][counted]) if recipe.loss != "ce" else logits
     each = token_losses(recipe.loss, logits, theirs, tokens)
     weights = slot_weights(recipe, logits.detach(), tokens, counted)
-    return (each * weights).sum() / weights.sum().clamp_min(1e-6)
+    return (each * weights).sum() / task.ranks.mean(weights.sum()).clamp_min(1e-6)
 
 
 def slot_weights(recipe: TrainRecipe, logits: Tensor, tokens: Tensor, counted: Tensor) -> Tensor:

@@ -19,13 +19,12 @@ from safetensors.torch import save
 
 from edgespec.artifacts import atomic, json_files
 from edgespec.errors import BuildError, LimitError, OptionError, OutputError
-from edgespec.methods import resolve_aux_layers
 from edgespec.modules.base_model import hidden_states, load_base, logits_of
 from edgespec.training import dumps
 from edgespec.training.acceptance import Answering, answers_of, greedy
 from edgespec.training.data import Row
 from edgespec.training.dumps import ANSWERS, AUX, DUMP, FINAL, ROWS, TOP, TOP_IDS, Widths
-from edgespec.training.job import Job
+from edgespec.training.job import Job, aux_layers_of
 from edgespec.training.offline import made_of, widths_of
 
 Tensor = torch.Tensor
@@ -197,7 +196,7 @@ def agree(plan: Plan, source: Source) -> None:
     """Writes what all ranks have in common, or compares it. Raises OutputError where the directory
     has another dump."""
     job, out = plan.job, plan.job.out
-    layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+    layers = aux_layers_of(job.config, job.model)
     made = made_of(job.base, job.template, job.progress)
     data = dict(zip(("name", "sha256"), job.data, strict=True))
     facts = dumps.facts(
@@ -274,7 +273,7 @@ class TorchSource:
         job.progress.start("load the base", 0)
         self.base = load_base(job.base.path, device, dtype).requires_grad_(False)
         self.device = device
-        self.aux_layers = resolve_aux_layers(job.config, job.model.decoder.num_layers)
+        self.aux_layers = aux_layers_of(job.config, job.model)
         self.answering = greedy(
             self.base, job.recipe["validation.max_new_tokens"], job.stops, device
         )

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch.nn.functional import pad as padded
 
 from edgespec.artifacts import json_files
 from edgespec.errors import BundleError, EdgeSpecError, PairingError, RequestError, counted
@@ -44,7 +45,7 @@ DATA_KEYS = (
 @dataclass(frozen=True, slots=True)
 class Widths:
     """Of the states of a token: the aux hidden states, and the last state, or in its place so many
-    `top` logits."""
+    `top` logits. A `final` of 0: the draft reads the last state, which is there once, as aux."""
 
     aux: int
     final: int
@@ -60,9 +61,9 @@ class Widths:
     def tensors(self) -> dict[str, tuple[int, str]]:
         """Name -> width and type of each."""
         last = {TOP: (self.top, "float32"), TOP_IDS: (self.top, "int32")}
-        return {AUX: (self.aux, self.dtype)} | (
-            last if self.top else {FINAL: (self.final, self.dtype)}
-        )
+        if not self.top:
+            last = {FINAL: (self.final, self.dtype)} if self.final else {}
+        return {AUX: (self.aux, self.dtype)} | last
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,12 @@ class Dump:
     sha256: str  # of what was answered and read
     read: Callable[[int], Mapping[str, Tensor]]
 
-    def batch(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """The states of a batch's rows, padded behind with zeros: `aux` [B, S, k * Ht], and
-        `targets` [B, S, ...], of which `row.Task` makes logits."""
+    def batch(self, rows: Sequence[Row], width: int) -> dict[str, Tensor]:
+        """The states of a batch's rows, padded behind with zeros to a `width` S: `aux`
+        [B, S, k * Ht], and `targets` [B, S, ...], of which `row.Task` makes logits."""
         found = [states_of(self.read(row.number), self.num_top) for row in rows]
         return {
-            name: torch.nn.utils.rnn.pad_sequence([each[i] for each in found], batch_first=True)
+            name: torch.stack([padded(each[i], (0, 0, 0, width - len(each[i]))) for each in found])
             for i, name in enumerate(("aux", "targets"))
         }
 
@@ -90,9 +91,9 @@ class Dump:
 def states_of(read: Mapping[str, Tensor], num_top: int) -> tuple[Tensor, Tensor]:
     """Aux hidden states and targets of one conversation, in float32."""
     aux = read[AUX].float()
-    return aux, torch.cat([read[TOP], read[TOP_IDS].float()], -1) if num_top else read[
-        FINAL
-    ].float()
+    if num_top:
+        return aux, torch.cat([read[TOP], read[TOP_IDS].float()], -1)
+    return aux, read.get(FINAL, read[AUX]).float()
 
 
 # What is written

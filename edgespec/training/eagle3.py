@@ -1,24 +1,22 @@
-"""How an EAGLE-3 draft is trained: by the training-time test (arXiv 2503.01840, section 3.2)."""
+"""How an EAGLE-3 draft is trained: what a new one is, and its rows of the table (see `chains`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from edgespec.config.values import Shapes
 from edgespec.errors import RequestError
 from edgespec.graphs.eagle3 import named_tensors
 from edgespec.methods.aux_layers import default_aux_layers
 from edgespec.methods.eagle3 import POST_NORM_KEY
-from edgespec.modules.eagle3 import Eagle3, Unrolled
-from edgespec.training.losses import token_losses
+from edgespec.modules.eagle3 import Eagle3
+from edgespec.training.chains import drafts, loss
+from edgespec.training.eagle3_modelopt import modelopt_loss
 from edgespec.training.new_draft import architecture, layer_keys, layer_shapes
 from edgespec.training.recipe import TrainRecipe
-from edgespec.training.row import BaseFacts, Batch, Task, TrainRow
+from edgespec.training.row import BaseFacts, TrainRow
 
-Tensor = torch.Tensor
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 SWITCHES = ("norm_before_residual", "fc_norm", "norm_output")
 USUAL = {
@@ -75,56 +73,6 @@ def new_shapes(config: Mapping[str, Any]) -> Shapes:
     return shapes
 
 
-def loss(draft: Eagle3, task: Task, batch: Batch) -> Tensor:
-    """The sum over unrolled steps, each weighing less than the one before, of the mean loss of what
-    is learned and the draft's vocabulary has."""
-    ids, predicts = batch["ids"], batch["predicts"]
-    aux, final = task.states(ids)
-    wanted = predicts.clone()
-    wanted[:, 0] = False  # no chain predicts what follows the first token
-    if task.recipe.loss == "ce":  # and the text does not say what follows its last
-        wanted[torch.arange(len(ids), device=ids.device), batch["lengths"] - 1] = False
-    logits, tokens = task.logits(final[wanted]), ids.roll(-1, 1)[wanted]  # [N, V], [N]
-    if task.draft_ids is not None:
-        known, tokens = in_draft(task, logits, tokens)
-        logits = logits[:, task.draft_ids][known]
-        tokens = tokens[known]
-        wanted[wanted.clone()] = known
-    place = torch.zeros_like(ids)
-    place[wanted] = torch.arange(len(logits), device=ids.device)
-    unrolled, total = Unrolled(draft, aux[:, :-1]), logits.new_zeros(())
-    for step in range(min(task.recipe.section("ttt_steps"), ids.shape[1] - 1)):
-        states = unrolled.step(task.table[ids[:, 1 + step :]])
-        learned = wanted[:, 1 + step :]
-        rows = place[:, 1 + step :][learned]
-        each = token_losses(
-            task.recipe.loss, draft.lm_head(states[learned]).float(), logits[rows], tokens[rows]
-        )
-        decay: float = task.recipe.section("loss_decay_factor") ** step
-        total = total + decay * each.sum() / max(1, len(each))
-    return total
-
-
-def in_draft(task: Task, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of N tokens the draft's vocabulary has, by what the base says or, of the text's own, by
-    the text; and their places in it."""
-    assert task.draft_ids is not None
-    places = torch.full((logits.shape[-1],), -1, device=logits.device)
-    places[task.draft_ids] = torch.arange(len(task.draft_ids), device=logits.device)
-    named = tokens if task.recipe.loss == "ce" else logits.argmax(-1)
-    return places[named] >= 0, places[tokens]
-
-
-def drafts(draft: Eagle3, task: Task, aux: Tensor, ids: Tensor, first: int) -> Tensor:
-    """Greedy chains behind each token, all at once."""
-    unrolled, said, found = Unrolled(draft, aux[:, :-1]), ids[:, 1:], []
-    for _ in range(task.recipe["validation.max_draft_len"]):
-        said = draft.lm_head(unrolled.step(task.table[said])).argmax(-1)
-        said = said if task.draft_ids is None else task.draft_ids[said]
-        found.append(said[0, first - 1 :])
-    return torch.stack(found, dim=-1)
-
-
 ROW = TrainRow(
     config=new_config,
     shapes=new_shapes,
@@ -132,4 +80,5 @@ ROW = TrainRow(
     module=Eagle3,  # type: ignore[arg-type]
     loss=loss,
     drafts=drafts,
+    modelopt=modelopt_loss,
 )

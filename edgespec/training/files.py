@@ -15,34 +15,35 @@ from torch import nn
 
 from edgespec.checkpoint.files import Checkpoint
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
     """What a draft's directory holds beside what is trained: `names` are own name -> name on disk
-    of what it stores, `beside` the tensors that stay as they are, such as d2t."""
+    of what it stores, `beside` the tensors that stay as they are, such as d2t; `weights` is the
+    file of both."""
 
     config: Mapping[str, Any]
     names: Mapping[str, str]
     beside: Mapping[str, torch.Tensor]
+    weights: str = "model.safetensors"
 
-    def write(self, directory: Path, module: nn.Module, dtype: torch.dtype) -> None:
-        """Writes a directory that is not there yet, or not whole."""
+    def write(self, directory: Path, own: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        """Writes a draft's state to a directory that is not there yet, or not whole."""
         directory.mkdir(parents=True, exist_ok=True)
-        own = module.state_dict()
         tensors = {
             name: own[key].detach().to("cpu", dtype).contiguous()
             for key, name in self.names.items()
             if key in own
         }
-        save_file({**tensors, **self.beside}, directory / WEIGHTS, metadata={"format": "pt"})
+        save_file({**tensors, **self.beside}, directory / self.weights, metadata={"format": "pt"})
         text = json.dumps(self.config, indent=2) + "\n"
         (directory / CONFIG).write_text(text, encoding="utf-8")
 
     def read(self, directory: Path, module: nn.Module) -> None:
         """Gives a module the weights of a directory that `write` wrote."""
-        tensors = load_file(directory / WEIGHTS)
+        tensors = load_file(directory / self.weights)
         found = {key: tensors[name] for key, name in self.names.items() if name in tensors}
         load(module, {key: tensor for key, tensor in found.items() if key in module.state_dict()})
 

@@ -5,8 +5,9 @@ Knows checkpoints, conversations and recipes, and no method: those stand in `tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edgespec.checkpoint.names import PREDICTION_HEADS
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import (
     CheckpointError,
+    MissingDependency,
     OptionError,
     PairingError,
     RequestError,
@@ -32,8 +34,8 @@ from edgespec.families import parse_model_config
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
-from edgespec.training import data, files
-from edgespec.training.data import Question, Rows, Template
+from edgespec.training import data, doctor, files
+from edgespec.training.data import Question, Row, Rows, Template
 from edgespec.training.dumps import Dump
 from edgespec.training.files import DraftFiles
 from edgespec.training.offline import opened_dump
@@ -62,6 +64,8 @@ class Job:
     questions: tuple[Question, ...]  # held out
     data: tuple[str, str]  # name and sha256
     dump: Dump | None
+    answered: Sequence[Row]  # some, with what the base should have answered
+    facts: doctor.Facts  # of the data
     progress: Progress
     note: Callable[[str], None]
 
@@ -124,21 +128,22 @@ def open_job(
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
-    resolve_aux_layers(config, model.decoder.num_layers)
+    layers = aux_layers_of(config, model)
+    refuse_missing(recipe, row)
+    serving = tokenizer.chat_template
     template = Template(tokenizer, model.eos_token_ids, template_text(recipe))
-    dump, questions = None, tuple[Question, ...]()
+    dump, questions, answered = None, tuple[Question, ...](), list[Row]()
+    length, otherwise = min(recipe["training.training_seq_len"], model.max_position), None
+    answers_only = recipe["training.answer_only_loss"]
     if conversations is None:
-        dump = opened_dump(Path(offline), recipe, base, model, config, template, progress)
+        dump = opened_dump(Path(offline), recipe, base, model, config, layers, template, progress)
         rows, source = dump.rows, (Path(offline).name, dump.sha256)
     else:
         source = (conversations.path.name, conversations.sha256)
         kept, questions = split(conversations, template, recipe)
-        rows = data.rows_of(
-            kept,
-            template,
-            min(recipe["training.training_seq_len"], model.max_position),
-            answers_only=recipe["training.answer_only_loss"],
-        )
+        rows = data.rows_of(kept, template, length, answers_only=answers_only)
+        otherwise = doctor.renders_otherwise(template, serving, kept.items[0][1])
+        answered = doctor.answers_in(kept, template, length)
     row.check(config, rows)
     if config.draft_vocab_size < config.vocab_size and draft_ids is None:
         counts = token_counts(rows, config.vocab_size)
@@ -146,12 +151,60 @@ def open_job(
     if draft_ids is not None and init is None:
         offsets = draft_ids - torch.arange(len(draft_ids))
         draft_files = replace(draft_files, beside={**draft_files.beside, "d2t": offsets})
-    for text in notes_of(recipe, rows, draft_ids):
+    known = doctor.data_facts(rows, answers_only, covered(rows, draft_ids), otherwise)
+    for text in (*notes_of(recipe, rows, draft_ids), *map(str, doctor.findings(known))):
         note(text)
     return Job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
-        template, questions, source, dump, progress, note,
+        template, questions, source, dump, answered, known, progress, note,
     )  # fmt: skip
+
+
+def held_out(recipe: TrainRecipe) -> tuple[Sequence[Question], Template, str]:
+    """The prompts that a training measures acceptance with, and the sha256 of its data."""
+    conversations = data.read_conversations(
+        Path(needed(recipe, "data.data_path")), recipe["data.sample_size"]
+    )
+    base = open_checkpoint(needed(recipe, "model.model_name_or_path"))
+    stops = base_model(base).eos_token_ids
+    template = Template(tokenizer_of(base), stops, template_text(recipe))
+    return split(conversations, template, recipe)[1], template, conversations.sha256
+
+
+def refuse_missing(recipe: TrainRecipe, row: TrainRow) -> None:
+    """Raises MissingDependency for a package that the recipe asks for, and UnsupportedModel where
+    ModelOpt trains no such draft."""
+    if recipe["training.report_to"] == "tensorboard" and find_spec("tensorboard") is None:
+        raise MissingDependency(
+            "training.report_to is tensorboard, which is not installed.",
+            "pip install 'edgespec[tensorboard]'",
+        )
+    if recipe["training.engine"] != "modelopt":
+        return
+    if recipe["data.offline_data_path"] is not None:
+        raise OptionError(
+            "training.engine is modelopt, which runs the base; with data.offline_data_path its"
+            " layers are not loaded.",
+            "Remove one of the two keys.",
+        )
+    if row.modelopt is None:
+        raise UnsupportedModel(
+            f"training.engine is modelopt, which trains no {METHODS[recipe.method].title} draft"
+            " that is exported here.",
+            "Remove it.",
+        )
+    if find_spec("modelopt") is None:
+        raise MissingDependency(
+            "training.engine is modelopt, which is not installed.",
+            "pip install 'edgespec[quantize]'",
+        )
+
+
+def aux_layers_of(config: DraftConfig, model: ModelConfig) -> tuple[int, ...]:
+    """The hidden_states indices that a draft reads; none where it reads the last state."""
+    if METHODS[config.method].base_output == "final_hidden_state":
+        return ()
+    return resolve_aux_layers(config, model.decoder.num_layers)
 
 
 def needed(recipe: TrainRecipe, key: str) -> str:
@@ -221,7 +274,8 @@ def new_draft(
     ids = None
     if (cache := recipe["data.draft_vocab_cache"]) is not None:
         ids = read_vocabulary(Path(cache), config.draft_vocab_size, config.vocab_size)
-    return config, DraftFiles(raw, {name: name for name in shapes}, {}), ids
+    names = row.new_names(config) if row.new_names else {name: name for name in shapes}
+    return config, DraftFiles(raw, names, {}, row.weights), ids
 
 
 def old_draft(
@@ -243,10 +297,10 @@ def old_draft(
         raise UnsupportedModel(
             f"`init`: {draft.place} is quantized ({quantization.layout}).", "Pass the original."
         )
-    if recipe.section("architecture_config"):
+    if (key := recipe.shape_key()) is not None:
         raise OptionError(
             "`init` has an architecture of its own, and the recipe says another.",
-            "Leave out the recipe's architecture_config.",
+            f"Leave out the recipe's {key}.",
         )
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
@@ -260,7 +314,7 @@ def old_draft(
     raw = {**draft.config, **base_keys(draft.config, named_base(base, base_dir))}
     offsets = read_d2t(draft, config)
     ids = None if offsets is None else torch.from_numpy(offsets + np.arange(len(offsets)))
-    return config, DraftFiles(raw, names, beside), ids
+    return config, DraftFiles(raw, names, beside, row.weights), ids
 
 
 def template_text(recipe: TrainRecipe) -> str | None:
@@ -328,6 +382,13 @@ def notes_of(recipe: TrainRecipe, rows: Rows, draft_ids: torch.Tensor | None) ->
     share = rows.num_predicted / rows.num_tokens
     yield f"{len(rows.rows)} conversations, {rows.num_tokens} tokens, {share:.0%} of them learned"
     if draft_ids is not None:
-        counts = [int(np.isin(row.ids, draft_ids.numpy()).sum()) for row in rows.rows]
-        covered = sum(counts) / rows.num_tokens
-        yield f"the draft vocabulary of {len(draft_ids)} tokens has {covered:.1%} of the text"
+        has = covered(rows, draft_ids)
+        yield f"the draft vocabulary of {len(draft_ids)} tokens has {has:.1%} of the text"
+
+
+def covered(rows: Rows, draft_ids: torch.Tensor | None) -> float | None:
+    """The share of the text that a smaller draft vocabulary has."""
+    if draft_ids is None:
+        return None
+    counts = [int(np.isin(row.ids, draft_ids.numpy()).sum()) for row in rows.rows]
+    return sum(counts) / rows.num_tokens

@@ -12,6 +12,7 @@ from typing import Any
 
 TYPE_KEY = "metadata.recipe_type"
 LOSSES, OPTIMIZERS = ("kl", "ce", "lk"), ("muon", "adamw_torch")
+ENGINES, REPORTS = ("edgespec", "modelopt"), ("none", "tensorboard")
 SCHEDULES = ("warmup_stable_decay", "linear", "cosine", "constant")
 
 TEXT, WHOLE, NUMBER, SWITCH, KEYS_ = "a text", "a whole number", "a number", "true or false", "keys"
@@ -84,6 +85,7 @@ COMMON: Keys = {
     "training.gradient_accumulation_steps": Key(WHOLE, 1, least=1),
     "training.training_seq_len": Key(WHOLE, 2048, least=8),
     "training.answer_only_loss": Key(SWITCH, False),
+    "training.engine": Key(TEXT, "edgespec", choices=ENGINES),
     "training.loss": Key(TEXT, choices=LOSSES),
     "training.optim": Key(TEXT, "muon", choices=OPTIMIZERS),
     "training.learning_rate": Key(NUMBER, 3e-3, least=0.0),
@@ -97,15 +99,15 @@ COMMON: Keys = {
     "training.seed": Key(WHOLE, 0, least=0, most=2**31),
     "training.fp16": Fixed("bf16 is the half type that trains here"),
     "training.tf32": Idle("the base and the draft are multiplied in bfloat16 or float32"),
-    "training.cp_size": Fixed("this version trains on one device", (1,)),
-    "training.dp_shard_size": Fixed("this version trains on one device", (1,)),
+    "training.cp_size": Fixed("each process has whole texts", (1,)),
+    "training.dp_shard_size": Fixed("each process has the whole base", (1,)),
     "training.estimate_ar": Idle(MEASURED),
     "training.ar_validate_steps": Idle(MEASURED),
     "training.do_eval": Idle(MEASURED),
     "training.save_strategy": Idle("checkpoints are written ten times, and every save_steps"),
     "training.logging_steps": Idle(SHOWN),
     "training.disable_tqdm": Idle(SHOWN),
-    "training.report_to": Idle(SHOWN),
+    "training.report_to": Key(TEXT, "none", choices=REPORTS),
     "training.dataloader_drop_last": LOOP,
     "training.remove_unused_columns": LOOP,
     "training.ddp_find_unused_parameters": LOOP,
@@ -120,9 +122,11 @@ COMMON: Keys = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainable:
     """A method's recipes. `keys` are those of its own `section`, `defaults` those of common keys
-    that differ, and `module` has the TrainRow. `exports` are the commands that export a base and
-    its draft, each with the directory to build (base, draft). `refuse` raises UnsupportedModel for
-    a section that asks for a draft which is not trained here.
+    that differ, `shape_keys` the own ones that a draft to go on from has settled, and `module` has
+    the TrainRow. `exports` are the commands that export a base and its draft, each with the
+    directory to build (base, draft). `claims` says whether a recipe of this type is for this
+    method, by its section; the keys `marks` of its architecture say nothing else. `refuse` raises
+    UnsupportedModel for a section that asks for a draft which is not trained here.
     """
 
     recipe_type: str
@@ -131,6 +135,9 @@ class Trainable:
     keys: Keys
     exports: Callable[[str, Path], list[tuple[str, str]]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    shape_keys: tuple[str, ...] = ("architecture_config",)
+    claims: Callable[[Mapping[str, Any]], bool] = lambda section: True
+    marks: tuple[str, ...] = ()
     refuse: Callable[[Mapping[str, Any], str], None] = lambda section, source: None
 
     @property

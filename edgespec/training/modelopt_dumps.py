@@ -48,7 +48,7 @@ def open_modelopt(path: Path, widths: Widths, vocab_size: int, held: int, seed: 
     kept = [row for row in rows if row.number not in chosen and len(row.ids) >= 3]
     if not kept:
         raise RequestError(f"{path} has one conversation, which is needed to measure with.", AGAIN)
-    read_one = partial(states_at, tuple(files))
+    read_one = partial(states_at, tuple(files), not widths.final)
     answers = [answer_of(rows[i], partial(aux_at, read_one, i)) for i in sorted(chosen)]
     made = Rows(tuple(kept), 0, len(rows) - len(kept) - count)
     return Dump(path, made, tuple(answers), 0, digest.hexdigest(), read_one)
@@ -78,7 +78,10 @@ def check(read: Mapping[str, Any], file: Path, widths: Widths, vocab_size: int) 
         raise BundleError(f"{file} has states from before the last norm ({PRE_NORM}).", AGAIN)
     if read["loss_mask"].shape != (length,) or read["input_ids"].shape != (length,):
         raise BundleError(f"{file}: loss_mask and input_ids are not of one length.", AGAIN)
-    for key, width, what in ((AUX, widths.aux, "aux layers"), (FINAL, widths.final, "base")):
+    for key, width, what in (
+        *(((AUX, widths.aux, "aux layers"),) if widths.final else ()),
+        (FINAL, widths.final or widths.aux, "base"),
+    ):
         states = read[key]
         if not states.is_floating_point():
             raise BundleError(f"{file}: {key} is {states.dtype}, not a floating type.", AGAIN)
@@ -91,12 +94,14 @@ def check(read: Mapping[str, Any], file: Path, widths: Widths, vocab_size: int) 
         raise PairingError(f"{file} has tokens beyond the {vocab_size} of the base.", AGAIN)
 
 
-def states_at(files: tuple[Path, ...], number: int) -> dict[str, Tensor]:
-    """The states of a conversation. Raises BundleError for numbers that are none."""
+def states_at(files: tuple[Path, ...], last: bool, number: int) -> dict[str, Tensor]:
+    """The states of a conversation, of which the draft may read the `last` one. Raises BundleError
+    for numbers that are none."""
     read = load_pt(files[number])
-    for name in (AUX, FINAL):
-        refuse_nan(read[name], f"{files[number]}: {name}")
-    return {name: read[name] for name in (AUX, FINAL)}
+    states = {AUX: read[FINAL if last else AUX], FINAL: read[FINAL]}
+    for name, tensor in states.items():
+        refuse_nan(tensor, f"{files[number]}: {name}")
+    return states
 
 
 def aux_at(read: Any, number: int) -> Tensor:

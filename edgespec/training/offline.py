@@ -11,7 +11,7 @@ from edgespec.artifacts import hashes
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import OptionError
-from edgespec.methods import resolve_aux_layers
+from edgespec.methods import METHODS
 from edgespec.progress import Progress
 from edgespec.training import dumps, modelopt_dumps
 from edgespec.training.data import Template
@@ -25,6 +25,7 @@ def opened_dump(
     base: Checkpoint,
     model: ModelConfig,
     config: DraftConfig,
+    layers: tuple[int, ...],
     template: Template,
     progress: Progress,
 ) -> Dump:
@@ -41,7 +42,6 @@ def opened_dump(
         widths = widths_of(config, model, 0)
         return modelopt_dumps.open_modelopt(path, widths, model.vocab_size, held, seed)
     dump, said = dumps.open_dump(path)
-    layers = resolve_aux_layers(config, model.decoder.num_layers)
     wanted = made_of(base, template, progress) | {"aux_layers": [*layers]}
     if (data_path := recipe["data.data_path"]) is not None:
         sha256 = hashes.sha256_file(Path(data_path))
@@ -54,7 +54,8 @@ def widths_of(config: DraftConfig, model: ModelConfig, num_top: int) -> Widths:
     """What a token's states take."""
     width, hidden = config.target_hidden_size, model.decoder.hidden_size
     dtype = "float32" if model.dtype == "float32" else "bfloat16"
-    return Widths(config.num_aux_layers * width, hidden, min(num_top, model.vocab_size), dtype)
+    final = 0 if METHODS[config.method].base_output == "final_hidden_state" else hidden
+    return Widths(config.num_aux_layers * width, final, min(num_top, model.vocab_size), dtype)
 
 
 def made_of(base: Checkpoint, template: Template, progress: Progress) -> dict[str, Any]:

@@ -18,19 +18,35 @@ BETAS = (0.9, 0.95)
 
 def optimizer_of(module: nn.Module, recipe: TrainRecipe) -> torch.optim.Optimizer:
     """The optimizer of a draft's trained parameters. Weight decay is of the inner matrices."""
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    inner = [p for n, p in named if p.ndim == 2 and "embed" not in n and "head" not in n]
-    outer = [p for _, p in named if not any(p is other for other in inner)]
     lr, decay = recipe["training.learning_rate"], recipe["training.weight_decay"]
-    if recipe["training.optim"] != "muon":
-        groups = [{"params": inner, "weight_decay": decay}, {"params": outer, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=lr, betas=BETAS)
+    if recipe["training.optim"] == "muon":
+        return muon(module, lr, decay)
+    inner, outer = inner_and_outer(module)
+    groups = [{"params": inner, "weight_decay": decay}, {"params": outer, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS)
+
+
+def muon(module: nn.Module, lr: float, decay: float) -> Together:
+    """Muon beside AdamW, for all trained parameters of a module."""
+    inner, outer = inner_and_outer(module)
     return Together(
         torch.optim.Muon(
             inner, lr=lr, momentum=0.95, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
         ),
         torch.optim.AdamW(outer, lr=lr, betas=BETAS, weight_decay=0.0),
     )
+
+
+def inner_and_outer(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained inner matrices, and all other trained parameters."""
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    inner = [p for n, p in named if p.ndim == 2 and not of_tokens(n)]
+    return inner, [p for _, p in named if not any(p is other for other in inner)]
+
+
+def of_tokens(name: str) -> bool:
+    """Whether a matrix has a row a token: an embedding, or a head."""
+    return any("embed" in part or part.endswith("head") for part in name.split("."))
 
 
 class Together(torch.optim.Optimizer):

@@ -28,8 +28,8 @@ class TrainRecipe:
 
     def __getitem__(self, key: str) -> Any:
         row, own = self.keys[key], TRAINABLE[self.method].defaults
-        assert isinstance(row, Key)
-        return self.values.get(key, own.get(key, row.default))
+        default = row.default if isinstance(row, Key) else None  # of a key that is refused
+        return self.values.get(key, own.get(key, default))
 
     @property
     def keys(self) -> Keys:
@@ -45,6 +45,15 @@ class TrainRecipe:
         """The value of such a key."""
         return self[self.own_key(name)]
 
+    def shape_key(self) -> str | None:
+        """A key that shapes a new draft and is given, beside what says which method it is of."""
+        row = TRAINABLE[self.method]
+        given = {key: self.values.get(key) for key in map(self.own_key, row.shape_keys)}
+        for key, value in given.items():
+            if value and not (isinstance(value, dict) and value.keys() <= {*row.marks}):
+                return key
+        return None
+
     @property
     def loss(self) -> str:
         """What is minimized: the divergence from the base (kl), the text (ce), or LK."""
@@ -52,15 +61,15 @@ class TrainRecipe:
 
     def shaping(self) -> dict[str, Any]:
         """The keys and values that shape a result, of which a run that goes on may change none."""
-        free = ("training.minutes", "training.output_dir")
+        free = ("training.minutes", "training.output_dir", "training.report_to")
         return {key: self[key] for key, row in self.keys.items()
                 if isinstance(row, Key) and key not in (*free, TYPE_KEY)}  # fmt: skip
 
 
-def read_recipe(values: Mapping[str, Any], source: str) -> TrainRecipe:
-    """The recipe that keys and values in sections make. Raises RequestError that names the key, and
-    UnsupportedModel for another kind of draft."""
-    method = method_of(values, source)
+def read_recipe(values: Mapping[str, Any], source: str, method: str | None = None) -> TrainRecipe:
+    """The recipe that keys and values in sections make, for a `method` or the one that they are of.
+    Raises RequestError that names the key, and UnsupportedModel for another kind of draft."""
+    method = method or method_of(values, source)
     known, given, notes = TRAINABLE[method].all_keys, dict[str, Any](), list[str]()
     for key, value in flat(values, known):
         where, row = f"{source}: {key}", known.get(key)
@@ -89,14 +98,15 @@ def method_of(values: Mapping[str, Any], source: str) -> str:
     """The method of a recipe, by its type. Raises RequestError and UnsupportedModel."""
     metadata = values.get("metadata")
     kind = metadata.get("recipe_type") if isinstance(metadata, dict) else None
-    known = {row.recipe_type: method for method, row in TRAINABLE.items()}
-    if kind not in known:
-        what = "has no metadata.recipe_type" if kind is None else f"is of the type {shown(kind)}"
-        raise UnsupportedModel(f"{source} {what}", f"Types that train here: {', '.join(known)}.")
-    row = TRAINABLE[known[kind]]
-    section = values.get(row.section)
-    row.refuse(section if isinstance(section, dict) else {}, source)
-    return known[kind]
+    for method, row in TRAINABLE.items():
+        inner = values.get(row.section)
+        section = inner if isinstance(inner, dict) else {}
+        if row.recipe_type == kind and row.claims(section):
+            row.refuse(section, source)
+            return method
+    what = "has no metadata.recipe_type" if kind is None else f"is of the type {shown(kind)}"
+    known = dict.fromkeys(row.recipe_type for row in TRAINABLE.values())
+    raise UnsupportedModel(f"{source} {what}", f"Types that train here: {', '.join(known)}.")
 
 
 def flat(values: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

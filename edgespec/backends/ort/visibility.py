@@ -26,14 +26,15 @@ class Visibility:
 def visibility(call: Call, attention: Attention) -> Visibility:
     """What the rows of a call see in one kind of layer."""
     starts: list[int] = call.write_indices.tolist()
-    if attention.window is None and len(starts) == 1:
-        (lane,), (start,) = attention.lanes, starts
-        rows, known = lane.visible.shape
-        if rows == call.rows and lane.length + known == start + call.context_rows + rows:
-            # nothing fills up, and no context stands between scratch and own rows: as it is given
-            first = np.zeros((1, rows), np.int64)
-            return Visibility(np.array([lane.length], np.int64), lane.visible[None], first)
     lengths = np.array([lane.length for lane in attention.lanes], np.int64)
+    seen = [lane.visible for lane in attention.lanes]
+    shape = rows, known = seen[0].shape
+    if attention.window is None and rows == call.rows and all(one.shape == shape for one in seen):
+        behind = call.write_indices + (call.context_rows + rows - known)
+        if np.array_equal(lengths, behind):
+            # nothing fills up, and no context stands between scratch and own rows: as it is given
+            visible = np.concatenate(seen).reshape(len(seen), rows, known)
+            return Visibility(lengths, visible, np.zeros((len(seen), rows), np.int64))
     context, widest = call.context_rows, 0
     for lane, start in zip(attention.lanes, starts, strict=True):
         behind = start + context + len(lane.visible)  # the slot behind the last row of its own

@@ -30,14 +30,16 @@ class ExactAcceptance(AcceptOptions):
 def walk(tree: DraftTree, logits: Logits, sampler: Sampler, before: Sequence[int]) -> AcceptResult:
     """Walk `tree` by the base's logits [N, V]; `before` are all tokens up to the root, the root
     included."""
-    tokens, path = [*before], [0]
-    while True:
-        node = path[-1]
-        tokens.append(sampler.pick_from(logits, node, tokens))
-        child = tree.child(node, tokens[-1])
-        if child is None:
-            return AcceptResult(path, tokens[len(before) :])
+    path, emitted = [0], [sampler.pick_from(logits, 0, before)]
+    child = tree.child(0, emitted[0])
+    if child is None:  # as always without drafts
+        return AcceptResult(path, emitted)
+    tokens = [*before, *emitted]
+    while child is not None:
         path.append(child)
+        tokens.append(sampler.pick_from(logits, child, tokens))
+        child = tree.child(child, tokens[-1])
+    return AcceptResult(path, tokens[len(before) :])
 
 
 def accept(

@@ -15,7 +15,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from weakref import WeakSet, ref
@@ -129,8 +129,7 @@ class Driver:
                 return
             self.check_open()
             try:
-                for handle, event in self.scheduler.step():
-                    self.deliver(handle, event)
+                self.deliver_all(self.scheduler.step())
             except BaseException as error:
                 self.scheduler.restart()
                 self.drop_lost(error)
@@ -153,10 +152,8 @@ class Driver:
         if not self.is_own_process:
             return
         with self.turn:
-            for handle in list(self.pending):
-                self.deliver(
-                    handle, EngineClosed("the engine was closed before this request ended")
-                )
+            message = "the engine was closed before this request ended"
+            self.deliver_all([(handle, EngineClosed(message)) for handle in self.pending])
         if self.work.thread is not threading.current_thread():
             self.work.join()
 
@@ -191,10 +188,22 @@ class Driver:
 
     # ---- how requests end
 
-    def deliver(self, handle: Generation, event: Event) -> None:
-        """Hand an event to whoever waits for it; nothing to a request that has ended."""
+    def deliver_all(self, events: Iterable[tuple[Generation, Event]]) -> None:
+        """Hand events to whoever waits for them; who waits elsewhere is woken once for all."""
+        wakes = dict[Callable[[], None], None]()
+        try:
+            for handle, event in events:
+                if (wake := self.deliver(handle, event)) is not None:
+                    wakes[wake] = None
+        finally:
+            for wake in wakes:
+                wake()
+
+    def deliver(self, handle: Generation, event: Event) -> Callable[[], None] | None:
+        """Hand an event to whoever waits for it, and give what wakes them; nothing to a request
+        that has ended."""
         if handle not in self.pending:
-            return
+            return None
         if not isinstance(event, Chunk):
             with self.work.changed:
                 self.work.num_requests -= self.pending.pop(handle)
@@ -205,15 +214,14 @@ class Driver:
             elif logger.isEnabledFor(logging.INFO):
                 words = event.metrics.in_words()
                 logger.info("%s: %s, %s", handle, event.finish_reason, words)
-        handle.deliver(event)
+        return handle.deliver(event)
 
     def drop_lost(self, error: BaseException) -> None:
         """Tell the requests that a broken step has dropped: all that no longer wait for a lane."""
         with self.work.changed:
             waiting = self.scheduler.queued()
             lost = [handle for handle in self.pending if handle not in waiting]
-        for handle in lost:
-            self.deliver(handle, dropped(error))
+        self.deliver_all([(handle, dropped(error)) for handle in lost])
 
 
 def dropped(error: BaseException) -> EdgeSpecError:

@@ -166,7 +166,8 @@ class Generation(SequenceState):
         self.cancelled = self.is_over = False
         self.on_cancel: Callable[[], object] = nothing
         self.number = 0  # in logs
-        self.deliver: Callable[[Event], object] = nobody  # takes each event, in order
+        # Takes each event, in order; what it gives is called behind the events of a step
+        self.deliver: Callable[[Event], Callable[[], None] | None] = nobody
         self.text = TextStream(tokenizer, stop=strings)
         self.pieces: list[str] = []
         self.rest = ""  # what became certain only at the end

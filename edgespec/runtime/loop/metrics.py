@@ -67,7 +67,7 @@ class RequestMetrics:
             self.time_to_first_token = elapsed
         if step.verified and step.tokens:
             given = 0 if step.tree is None else step.tree.num_forced
-            taken = sum(0 < node <= given for node in step.path)
+            taken = sum(0 < node <= given for node in step.path) if given else 0
             self.forced_tokens += taken
             self.per_step_accepted.append(step.accepted - taken)
             self.per_step_drafted.append(step.drafted - given)

@@ -22,7 +22,7 @@ from edgespec.runtime.lanes.decoder import CachedDecoder
 from edgespec.runtime.loop.sequence import SequenceState
 
 PREFIX_CACHE_BYTES = 256 * 2**20
-MAX_ENTRIES = 64  # each is compared with each prompt
+MAX_ENTRIES = 256  # each is compared with each prompt: in 1 ms, all of them
 MIN_NEW = 16  # tokens of a prompt that were read, from which it is kept
 # ... or this share of it: all of it is copied, and reading a token takes many times as long
 NEW_SHARE = 1 / 32

@@ -93,6 +93,7 @@ class SequenceState:
     cache_salt: str = ""  # its prefixes are kept for sequences with the same one
 
     tokens: list[int] = field(init=False)  # the prompt's and all emitted ones
+    num_prompt: int = field(init=False)  # tokens of the prompt
     lane: int = field(init=False, default=0)
     slot: int = field(init=False, default=0)  # the lane that it began in
     num_reused: int = field(init=False, default=0)  # of the prompt, taken from the prefix cache
@@ -112,11 +113,12 @@ class SequenceState:
     def __post_init__(self) -> None:
         self.prompt = PromptValue.of(self.prompt)  # of plain ids too
         self.tokens, self.times = [*self.prompt.tokens], StageTimes()
+        self.num_prompt = len(self.prompt)
 
     @property
     def num_emitted(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - len(self.prompt)
+        return len(self.tokens) - self.num_prompt
 
     @property
     def cache_key(self) -> list[int]:
@@ -182,8 +184,9 @@ class SequenceState:
                 reason = END_OF_SEQUENCE
             if reason is not None:
                 return cut(output, count, reason)
-        assert self.num_emitted <= self.max_new_tokens
-        if self.num_emitted == self.max_new_tokens:
+        num_emitted = self.num_emitted
+        assert num_emitted <= self.max_new_tokens
+        if num_emitted == self.max_new_tokens:
             return replace(output, finish_reason=MAX_LENGTH)
         return replace(output, finish_reason=CAPACITY) if room == 0 else output
 

@@ -46,7 +46,7 @@ from edgespec.runtime.plans.draft_budget import Budgeted
 from edgespec.runtime.plans.policy import AdaptivePolicy, Asking, Decision
 from edgespec.runtime.plans.schedules import NO_LIMIT
 from edgespec.runtime.sampling.draft_sampler import DraftSampler
-from edgespec.runtime.trees.tree import DraftTree
+from edgespec.runtime.trees.tree import ROOT, DraftTree
 
 MAX_UNOBSERVED = 256  # tokens that wait for a drafter: what it reads of the base takes memory
 
@@ -438,7 +438,8 @@ class Session:
         """A tree as a call's rows: its depths as positions, its mask, logits of every node."""
         lane, tree = draft.seq.lane, draft.tree
         positions = self.base.lanes[lane].length + tree.depths
-        return DecoderRows(lane, tree.tokens, positions, tree.mask, np.arange(len(tree)))
+        gather = ROOT if len(tree) == 1 else np.arange(len(tree))
+        return DecoderRows(lane, tree.tokens, positions, tree.mask, gather)
 
     def commit(self, verified: Sequence[Verified], spent: StageTimes) -> list[Committed]:
         """Keep the rows of what was accepted and drop the others."""

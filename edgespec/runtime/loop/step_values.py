@@ -19,7 +19,7 @@ from edgespec.runtime.faults import as_error
 from edgespec.runtime.loop.sequence import Candidates, SequenceState, StepOutput
 from edgespec.runtime.plans.policy import Decision
 from edgespec.runtime.sampling.sampler import top_log_probs
-from edgespec.runtime.trees.tree import DraftTree
+from edgespec.runtime.trees.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ def last_of(states: HiddenStates) -> HiddenStates:
 
 def committed_path(seq: SequenceState, accepted: AcceptResult) -> Ids:
     """The accepted nodes up to a stop token: what comes after it is no part of the text."""
+    if len(accepted.path) == 1:
+        return ROOT
     stops = (i for i, token in enumerate(accepted.emitted) if token in seq.stop_ids)
     stop = next(stops, len(accepted.path))
     return np.array(accepted.path[: stop + 1], np.int64)

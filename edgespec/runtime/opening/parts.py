@@ -219,11 +219,11 @@ def open_prefixes(
     parts: EngineParts, size_bytes: int | None, directory: str | Path | None
 ) -> tuple[PrefixCache, PrefixStore | None]:
     """What keeps prefixes in memory, and where a directory is given on disk. None bytes are those
-    of one prompt of the whole context, an eighth of the machine's memory at most and the usual ones
-    at least. Closes the engines where it raises what `PrefixStore` does."""
+    of a prompt of the whole context for each lane, an eighth of the machine's memory at most and
+    the usual ones at least. Closes the engines where it raises what `PrefixStore` does."""
     decoder = parts.base.decoder
     if size_bytes is None:
-        whole = parts.kv_bytes_per_token * decoder.capacity
+        whole = parts.kv_bytes_per_token * decoder.capacity * len(decoder.lanes)
         size_bytes = max(PREFIX_CACHE_BYTES, min(whole, (machine_bytes() or 0) // 8))
     cache, draft = PrefixCache(size_bytes), parts.drafting.default
     if directory is None:

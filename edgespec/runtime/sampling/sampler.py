@@ -57,6 +57,13 @@ class Sampler:
     num_prompt: int = 0
     end_ids: frozenset[int] = frozenset()
     mask: TokenMask | None = None
+    # Whether the largest logit of any position behind the least length is the token
+    is_plain: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plain = self.temperature == 0 and self.mask is None and self.repetition_penalty == 1
+        plain = plain and not (self.logit_bias or self.presence_penalty or self.frequency_penalty)
+        object.__setattr__(self, "is_plain", plain)
 
     @classmethod
     def of(
@@ -69,7 +76,7 @@ class Sampler:
         """That of a request whose seed is known; a greedy one needs none. A seed below 0 is that
         which has the same 64 bits. `mask` is that of its grammar."""
         own: dict[str, Any] = {"num_prompt": num_prompt, "end_ids": end_ids, "mask": mask}
-        names = [item.name for item in fields(cls) if item.name not in own]
+        names = [item.name for item in fields(cls) if item.init and item.name not in own]
         shared = {name: getattr(sampling, name) for name in names}
         return cls(**shared | own | {"seed": (sampling.seed or 0) % 2**64})
 
@@ -90,7 +97,7 @@ class Sampler:
 
         Raises EnvironmentProblem if the largest logit is NaN or Inf.
         """
-        if self.temperature or self.adjusts(len(before)):
+        if not self.is_plain or self.is_short(len(before)):
             return self.pick(logits.row(row), before)
         best, value = logits.best(row)
         check_finite(value)

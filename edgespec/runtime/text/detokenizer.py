@@ -47,6 +47,8 @@ class TextStream:
         return text if self.stopped else text + held
 
     def _final(self, piece: str) -> str:
+        if not self._matchers:
+            return piece
         text = self._held + piece
         ends = [(matcher, matcher.feed(piece)) for matcher in self._matchers]
         starts = [
@@ -55,7 +57,7 @@ class TextStream:
         if starts:
             self.stopped = True
             return text[: min(starts)]
-        num_held = max((matcher.num_matched for matcher in self._matchers), default=0)
+        num_held = max(matcher.num_matched for matcher in self._matchers)
         num_final = len(text) - num_held
         self._held = text[num_final:]
         return text[:num_final]
@@ -104,6 +106,11 @@ class _Decoding:
     def push(self, token_id: int) -> str:
         if self._tokenizer.token(token_id) is None or self._tokenizer.is_special(token_id):
             return ""  # decode omits it as well
+        if self._tokenizer.joins_bytes and len(self._window) == self._num_emitted:
+            text = self._tokenizer.decode([token_id])
+            if REPLACEMENT not in text:  # whole characters, whatever stands around them
+                self._window, self._num_emitted, self._emitted = [token_id], 1, text
+                return text
         self._window.append(token_id)
         if self._tokenizer.is_byte(token_id):
             return ""  # a later byte can still make the sequence of bytes invalid

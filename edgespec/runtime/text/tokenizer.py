@@ -43,6 +43,8 @@ class Tokenizer:
         self._specials = frozenset(self._special_ids.values())
         self._growth = normalizer_growth(tokenizer)
         self._decoder_steps = frozenset(_decoder_steps(tokenizer))
+        # Whether a text is the bytes of its tokens, one behind the other
+        self.joins_bytes = self._decoder_steps == {"ByteLevel"}
         self._tokens: dict[int, str] = {}  # those that were asked for
         self._texts: dict[tuple[int, bool], str] = {}  # likewise, of one id alone
         self.template = template or NoTemplate()

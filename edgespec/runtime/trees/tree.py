@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,17 @@ from edgespec.contract import tree_pool_size
 from edgespec.runtime.sampling.draft_sampler import Distribution
 
 Ids = NDArray[np.int64]
+
+
+def constant(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that nobody writes to."""
+    array.setflags(write=False)
+    return array
+
+
+# Of the tree of a plain step, which every sequence has in every step
+NO_PARENT, ROOT = constant(np.array([-1])), constant(np.array([0]))
+ROOT_MASK = constant(np.ones((1, 1), bool))
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class DraftTree:
     @classmethod
     def root_only(cls, pending: int, lost: str | None = None) -> DraftTree:
         """No draft: verifying this is a plain decoding step."""
-        return cls(np.array([pending], np.int64), np.array([-1], np.int64), lost=lost)
+        return cls(np.array([pending], np.int64), NO_PARENT, lost=lost)
 
     @classmethod
     def chain(
@@ -62,8 +73,8 @@ class DraftTree:
     @property
     def depths(self) -> Ids:
         """[N], the root at 0."""
-        if len(self) == 1:
-            return np.zeros(1, np.int64)
+        if len(self.tokens) == 1:
+            return ROOT
         depths = [0]
         for parent in self.parents[1:].tolist():
             depths.append(depths[parent] + 1)
@@ -72,11 +83,15 @@ class DraftTree:
     @property
     def drafted_levels(self) -> int:
         """Levels that were drafted for it."""
-        return int(self.depths.max()) if self.levels is None else self.levels
+        if self.levels is None:
+            return 0 if len(self.tokens) == 1 else int(self.depths.max())
+        return self.levels
 
     @property
     def mask(self) -> NDArray[np.bool_]:
         """[N, N], True where the column is the row's node or an ancestor of it."""
+        if len(self.tokens) == 1:
+            return ROOT_MASK
         parents = self.parents.tolist()
         if parents == [*range(-1, len(parents) - 1)]:  # a chain
             order = np.arange(len(parents))
@@ -123,6 +138,8 @@ class DraftTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that carries `token`; siblings carry different tokens."""
+        if node + 1 == len(self.tokens):
+            return None
         parents, tokens = self.parents.tolist(), self.tokens.tolist()
         for place in range(node + 1, len(tokens)):
             if tokens[place] == token and parents[place] == node:

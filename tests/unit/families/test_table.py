@@ -17,6 +17,7 @@ ALLOWED = {
     "methods/eagle3.py": "EAGLE-3 drafts say this model_type, whatever their base",
     "training/eagle3_keys.py": "ModelOpt's key: eagle_decoder_type",
     "training/dflash.py": "published drafts say this model_type, whatever their base",
+    "training/eagle1.py": "EAGLE-1 drafts say this model_type, whatever their base",
     "training/eagle3.py": "EAGLE-3 drafts say this model_type, whatever their base",
     "checkpoint/gguf/source.py": "a draft's heads are rotated as those of a llama",
     "checkpoint/gguf/tokenizer.py": "GGUF's own words for kinds of tokenizers",

@@ -12,10 +12,13 @@ from torch import nn
 from edgespec.config import DecoderConfig, RopeConfig
 from edgespec.config.values import AttentionSpec, LayerSpec, MlpSpec, NormSpec
 from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
 from edgespec.modules.block_draft import BlockDraftModule
-from edgespec.modules.eagle3 import Eagle3, Unrolled
+from edgespec.modules.eagle1 import Eagle1
+from edgespec.modules.eagle3 import Eagle3
 from edgespec.modules.layers import rope_rows
+from edgespec.modules.unrolled import Unrolled
 
 HIDDEN, STEPS, WIDTH = 32, 4, 9
 
@@ -51,32 +54,45 @@ def random_module(module: nn.Module) -> nn.Module:
         (2, 2, {"norm_before_fc": True}),
     ],
 )
-@torch.no_grad()
 def test_unrolled_chains_are_those_of_a_decode_one_by_one(
     layers: int, window: int | None, switches: dict[str, bool]
 ) -> None:
     config = Eagle3Config(
         **shared("eagle3", decoder(layers, window)), aux_layer_ids=(1, 3), **switches
     )
-    draft = random_module(Eagle3(config))
-    assert isinstance(draft, Eagle3)
-    aux, tokens = torch.randn(2, WIDTH, 2 * HIDDEN), torch.randn(2, WIDTH + STEPS, HIDDEN)
-    unrolled = Unrolled(draft, aux)
+    check_chains(random_module(Eagle3(config)), 2 * HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("layers", "last_norm", "norm_output"), [(1, False, False), (2, True, False), (1, True, True)]
+)
+def test_chains_over_states_of_the_base_s_kind_are_too(
+    layers: int, last_norm: bool, norm_output: bool
+) -> None:
+    config = Eagle1Config(
+        **{**shared("eagle1", decoder(layers)), "num_aux_layers": 1}, aux_layer_ids=None,
+        fc_bias=True, last_norm=last_norm, norm_output=norm_output,
+    )  # fmt: skip
+    check_chains(random_module(Eagle1(config)), HIDDEN)
+
+
+@torch.no_grad()
+def check_chains(draft: Any, width: int) -> None:
+    rope = draft.draft_config.decoder.rope
+    read, tokens = torch.randn(2, WIDTH, width), torch.randn(2, WIDTH + STEPS, HIDDEN)
+    unrolled = Unrolled(draft, read)
     found = [unrolled.step(tokens[:, k : k + WIDTH - k]) for k in range(STEPS)]
-    fused = draft.fuse(aux)
+    fused = draft.fuse(read)
     for chain in range(WIDTH - STEPS + 1):
         states = fused[:, : chain + 1]  # true ones, then those that the chain drafted
         for step in range(STEPS):
             rows = chain + 1 + step
-            cos, sin = rope_rows(config.decoder.rope, rows, aux)
-            out = states
-            for layer in draft.layers:
-                out = layer(
-                    tokens[:, :rows], out, lambda attention, x, c=cos, s=sin: attention(x, c, s)
-                )
-            normed = draft.norm(out[:, -1:])
-            torch.testing.assert_close(found[step][:, chain], normed[:, 0], rtol=1e-4, atol=1e-5)
-            states = torch.cat([states, normed if config.norm_output else out[:, -1:]], dim=1)
+            cos, sin = rope_rows(rope, rows, read)
+            once, ahead = draft.run(
+                tokens[:, :rows], states, lambda i, attention, x, c=cos, s=sin: attention(x, c, s)
+            )
+            torch.testing.assert_close(found[step][:, chain], once[:, -1], rtol=1e-4, atol=1e-5)
+            states = torch.cat([states, ahead[:, -1:]], dim=1)
 
 
 @pytest.mark.parametrize(

@@ -485,6 +485,28 @@ def test_a_stream_that_is_left_while_its_images_are_read_ends_its_request(engine
     assert idle(engine)
 
 
+def test_event_loop_is_woken_once_for_all_answers_of_a_step(engine: Engine) -> None:
+    async def answered() -> tuple[int, int]:
+        loop, wakes = asyncio.get_running_loop(), list[object]()
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(callback: Callable[..., object], *args: Any, **more: Any) -> asyncio.Handle:
+            wakes.append(callback)
+            return call_soon(callback, *args, **more)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        before = engine.stats().steps
+        sampling = edgespec.SamplingParams(max_generate_length=8, ignore_eos=True)
+        streams = [engine.astream([5 + i] * 4, sampling, edgespec.PLAIN) for i in range(2)]
+        responses = [await stream.result() for stream in streams]
+        assert [len(response.token_ids) for response in responses] == [8, 8]
+        own = [wake for wake in wakes if getattr(wake, "__name__", "") == "take"]
+        return len(own), engine.stats().steps - before
+
+    num_wakes, num_steps = asyncio.run(answered())
+    assert 7 <= num_wakes <= num_steps + 2  # and the two chunks of the prompts
+
+
 def in_loop(call: Callable[..., Any]) -> Callable[..., Any]:
     async def called(*args: Any, **how: Any) -> Any:
         return await call(*args, **how)
@@ -913,7 +935,7 @@ def test_bytes_that_cannot_be_are_refused(engine_dir: Path, size: Any) -> None:
         edgespec.load(engine_dir, prefix_cache_bytes=size)
 
 
-def test_memory_for_a_prompt_of_the_whole_context(
+def test_memory_for_prompts_of_the_whole_context_in_all_lanes(
     engine_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PREFIX_CACHE_BYTES", 100)
@@ -926,7 +948,8 @@ def test_memory_for_a_prompt_of_the_whole_context(
     with edgespec.load(engine_dir, prefix_cache_bytes=budgets[0]) as engine:
         engine.generate([5] * 20, edgespec.SamplingParams(max_generate_length=1))
         (entry,) = engine.session.prefixes.entries
-        room = budgets[0] * len(entry.cache_key) / engine.base.capacity
+        lanes = len(engine.base.lanes)
+        room = budgets[0] / lanes * len(entry.cache_key) / engine.base.capacity
     assert len(entry.cache_key) == 20
     assert entry.size_bytes <= room < 1.1 * entry.size_bytes
 

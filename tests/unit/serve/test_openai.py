@@ -11,6 +11,7 @@ import pytest
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
 from edgespec.runtime.loop.generation import Chunk
+from edgespec.serve import sse
 from edgespec.serve.answering import Ask
 from edgespec.serve.app import App
 from edgespec.serve.metrics import ServeMetrics
@@ -397,3 +398,11 @@ def test_openapi_lists_every_route_and_field(server: Running) -> None:
 
 def of_app(server: Running) -> list[tuple[str, Any]]:
     return [(route.path, route) for _, route in App(server.service).routes]
+
+
+def test_event_of_a_text_is_that_of_its_value() -> None:
+    def value(text: str) -> dict[str, object]:
+        return {"id": "a", "choices": [{"delta": {"content": text}, "index": 0}], "usage": None}
+
+    for text in ('say "no"\n', "\x00\u2028é\U0001f600", "\\u0000"):
+        assert sse.TextEvent(value).of(text) == sse.event(value(text))

@@ -20,7 +20,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chats(base: Path) -> Path:
-    path, draw = base.parent / "chats.jsonl", random.Random(0)
+    return write_chats(base.parent / "chats.jsonl")
+
+
+def write_chats(path: Path) -> Path:
+    draw = random.Random(0)
     texts = [[" ".join(draw.choices(WORDS, k=count)) for count in (4, 9)] for _ in range(8)]
     lines = [
         {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}

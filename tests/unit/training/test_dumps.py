@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,9 @@ from edgespec.pipeline.engine_states import EngineSource
 from edgespec.training import dumping
 from edgespec.training import train as trains
 from edgespec.training.acceptance import answers_of
+from edgespec.training.data import Batches, Row
 from edgespec.training.dumping import Part, Plan, TorchSource, dump, refuse_size
+from edgespec.training.ranks import ALONE
 from edgespec.training.trainer import Objective
 from tests.small_pair import small_pair
 from tests.unit.training.test_train import BLOCK, job_of, run
@@ -60,6 +62,9 @@ def losses_of(
     ("eagle3", ("eagle.eagle_architecture_config={draft_vocab_size: 100}",), 0),
     ("eagle3", (), 256),
     ("dflash", BLOCK, 0),
+    ("eagle1", (), 0),
+    ("eagle1", (), 256),
+    ("medusa", (), 256),
 ])  # fmt: skip
 def test_offline_equals_online(
     method: str, keys: tuple[str, ...], top: int, base: Path, chats: Path, tmp_path: Path,
@@ -75,8 +80,28 @@ def test_offline_equals_online(
         monkeypatch, lambda: run(base, chats, tmp_path / "b", method, *ONE, *keys, *offline)
     )
     assert (there, layers, none) == (here, 7, 0)
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    files = [next((tmp_path / name).glob("*.safetensors")).read_bytes() for name in "ab"]
     assert files[0] == files[1]
+
+
+def test_each_process_reads_the_states_of_its_part(
+    base: Path, chats: Path, eagle: Path, tmp_path: Path
+) -> None:
+    job = job_of(base, chats, tmp_path / "x", "eagle3", *ONE, f"data.offline_data_path={eagle}")
+    assert job.dump is not None
+    asked = list[int]()
+
+    def states(rows: Sequence[Row], width: int) -> dict[str, torch.Tensor]:
+        asked.append(len(rows))
+        return job.dump.batch(rows, width)  # type: ignore[union-attr]
+
+    whole = Batches(job.rows.rows, 4, 0, 1, None, 1, job.dump.batch)[0]
+    parts = Batches(job.rows.rows, 4, 0, 1, None, 2, states)
+    for part in (0, 1):
+        batch = parts[part]
+        assert all(torch.equal(batch[name], whole[name][part::2]) for name in whole)
+    assert {"aux", "targets"} < whole.keys()
+    assert asked == [2, 2]
 
 
 def test_the_best_logits_are_near_all_of_them(
@@ -185,6 +210,8 @@ BAD: list[tuple[str, Callable[[Path], object], str, tuple[str, ...]]] = [
     ("none", lambda p: (p / "dump.json").unlink(), "it is no dump", ()),
     ("fake", lambda p: None, "use_fake_base_for_offline goes with",
      ("data.offline_data_path=", "model.use_fake_base_for_offline=true")),
+    ("engine", lambda p: None, "training.engine is modelopt, which runs the base",
+     ("training.engine=modelopt",)),
 ]  # fmt: skip
 
 
@@ -228,8 +255,8 @@ def test_dumps_of_modelopt_are_read(
     row = job.rows.rows[0]
     first = len(row.ids) // 2
     assert row.predicts.tolist() == [first - 1 <= t < len(row.ids) - 1 for t in range(len(row.ids))]
-    states, real = job.dump.batch([row]), trains.prepared  # type: ignore[union-attr]
-    objective, *_ = real(job_of(base, chats, tmp_path / "b", "eagle3", *ONE), answers=False)
+    states, real = job.dump.batch([row], len(row.ids)), trains.prepared  # type: ignore[union-attr]
+    objective, *_ = real(job_of(base, chats, tmp_path / "b", "eagle3", *ONE), ALONE, answers=False)
     aux, final = objective.task.states(torch.tensor(row.ids)[None])
     assert torch.equal(states["aux"], aux)
     assert torch.equal(states["targets"], final)

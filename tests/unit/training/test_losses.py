@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.config import ModelConfig
-from edgespec.methods import METHODS, resolve_aux_layers
+from edgespec.methods import METHODS
 from edgespec.modules.base_model import load_base
-from edgespec.modules.eagle3 import Unrolled
+from edgespec.modules.unrolled import Unrolled
+from edgespec.training.job import aux_layers_of
 from edgespec.training.losses import dpace_weights, token_losses
 from edgespec.training.recipe import read_recipe
 from edgespec.training.row import BaseFacts, Task, row_of
@@ -25,12 +26,13 @@ from edgespec.training.table import TRAINABLE
 from tests.modelopt_training import ANCHORS, BLOCK, DRAFTS, MASK
 
 
-def task_of(method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str, Any]) -> Task:
+def task_of(
+    method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str, Any] | None = None
+) -> Task:
     """A task of a new draft with such keys in the method's section."""
     name, checkpoint = TRAINABLE[method].section, open_checkpoint(base_dir)
-    section = {**keys, f"{name}_architecture_config": layers}
-    values = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}, name: section}
-    recipe = read_recipe({**values, "training": {"bf16": False}}, "test")
+    section = keys if layers is None else {**keys, f"{name}_architecture_config": layers}
+    recipe = read_recipe({name: section, "training": {"bf16": False}}, "test", method)
     model, row = detect(checkpoint), row_of(method)
     assert isinstance(model, ModelConfig)
     facts = BaseFacts(model, checkpoint.config, AutoTokenizer.from_pretrained(base_dir))
@@ -38,22 +40,28 @@ def task_of(method: str, base_dir: Path, keys: dict[str, Any], layers: dict[str,
     assert form is not None
     config = form.parse(raw, row.shapes(raw), "test")
     base = load_base(base_dir, "cpu", torch.float32).requires_grad_(False)
-    table, depth = base.get_input_embeddings().weight, model.decoder.num_layers
-    return Task(recipe, config, base, table, resolve_aux_layers(config, depth))
+    table = base.get_input_embeddings().weight
+    return Task(recipe, config, base, table, aux_layers_of(config, model))
+
+
+METHOD_OF = {"dpace": "dflash", "decay": "dflash"}
+SIZES = {"eagle3": {"rms_norm_eps": 1e-6}, "dflash": {"rms_norm_eps": 1e-6, "num_hidden_layers": 2}}
 
 
 @pytest.mark.parametrize("name", list(DRAFTS))
 def test_loss_and_gradients_are_those_of_modelopt(name: str, modelopt_drafts: Path) -> None:
     theirs = load_file(modelopt_drafts / f"{name}.safetensors")
-    method = "eagle3" if name == "eagle3" else "dflash"
-    keys, more = dict(DRAFTS[name]), {} if name == "eagle3" else {"num_hidden_layers": 2}
+    method, keys = METHOD_OF.get(name, name), dict(DRAFTS[name])
     if method == "dflash":
         keys |= {"dflash_block_size": BLOCK, "dflash_mask_token_id": MASK}
-    task = task_of(method, modelopt_drafts / "base", keys, {"rms_norm_eps": 1e-6, **more})
-    assert [layer - 1 for layer in task.aux_layers] == theirs["outputs"].tolist()
-    draft = row_of(method).module(task.config)
+    task = task_of(method, modelopt_drafts / "base", keys, SIZES.get(method))
+    outputs = theirs.get("outputs", torch.zeros(0))
+    assert [layer - 1 for layer in task.aux_layers] == outputs.tolist()
+    row = row_of(method)
+    draft = row.module(task.config)
     draft.lm_head = task.base.lm_head
-    weights = {k.removeprefix("weight."): t for k, t in theirs.items() if k.startswith("weight.")}
+    names = row.new_names(task.config) if row.new_names else {n: n for n in draft.state_dict()}
+    weights = {key: theirs[f"weight.{n}"] for key, n in names.items() if f"weight.{n}" in theirs}
     missing, unexpected = draft.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     ids, mask = theirs["ids"], theirs["mask"] > 0
@@ -61,19 +69,20 @@ def test_loss_and_gradients_are_those_of_modelopt(name: str, modelopt_drafts: Pa
     if method == "eagle3":  # whose mask is of the token before the one that is predicted
         batch["predicts"] = mask
     else:
-        anchors = torch.tensor(ANCHORS)
         batch["predicts"] = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+    if method == "dflash":
+        anchors = torch.tensor(ANCHORS)
         batch |= {"anchors": anchors, "kept": torch.ones_like(anchors) > 0}
-    loss = row_of(method).loss(draft, task, batch)
+    loss = row.loss(draft, task, batch)
     torch.testing.assert_close(loss.detach(), theirs["loss"][0], rtol=1e-5, atol=0)
     loss.backward()
     grads = {k: p.grad for k, p in draft.named_parameters() if p.grad is not None}
-    assert {f"grad.{key}" for key in grads} == {k for k in theirs if k.startswith("grad.")}
+    assert {f"grad.{names[k]}" for k in grads} == {k for k in theirs if k.startswith("grad.")}
     if method == "eagle3":
         del grads["layers.0.input_layernorm.weight"]  # see modelopt_training
     for key, grad in grads.items():
-        size = float(theirs[f"grad.{key}"].abs().max())
-        torch.testing.assert_close(grad, theirs[f"grad.{key}"], rtol=1e-5, atol=1e-5 * size)
+        wanted = theirs[f"grad.{names[key]}"]
+        torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_lk_is_minus_the_log_of_what_is_accepted() -> None:
@@ -109,3 +118,20 @@ def test_a_smaller_vocabulary_is_trained_where_it_has_what_the_base_says(
         target = logits[rows][:, kept].softmax(-1)
         wanted = -(target * said[rows].log_softmax(-1)).sum(-1).mean()
         torch.testing.assert_close(row_of("eagle3").loss(draft, task, batch), wanted)
+
+
+def test_states_are_learned_beside_tokens(modelopt_drafts: Path) -> None:
+    """Smooth L1 to the base's states, and a tenth of the cross-entropy with what it says."""
+    keys, layers = {"eagle_ttt_steps": 1}, {"use_aux_hidden_state": False}
+    task = task_of("eagle1", modelopt_drafts / "base", keys, layers)
+    draft, ids = row_of("eagle1").module(task.config), torch.randint(4, 250, (1, 12))
+    draft.lm_head = task.base.lm_head
+    batch = {"ids": ids, "predicts": ids > 0, "lengths": torch.tensor([12])}
+    with torch.no_grad():
+        final = task.states(ids)[1]
+        said = Unrolled(draft, final[:, :-1]).step(task.table[ids[:, 1:]])[0]
+        off, theirs = (said - final[0, 1:]).abs(), task.logits(final[0, 1:]).softmax(-1)
+        states = torch.where(off < 1, off.square() / 2, off - 0.5).mean()
+        tokens = -(theirs * draft.lm_head(said).log_softmax(-1)).sum(-1).mean()
+        found = row_of("eagle1").loss(draft, task, batch)
+    torch.testing.assert_close(found, states + 0.1 * tokens)

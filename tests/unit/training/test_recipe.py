@@ -45,7 +45,16 @@ def test_other_drafts_are_refused_by_name(name: str) -> None:
         read_recipe(read_config(shipped(name)), name)
 
 
-@pytest.mark.parametrize(("method", "schema"), [("eagle3", "Eagle"), ("dflash", "DFlash")])
+def test_an_eagle_section_without_aux_layers_is_of_the_first_eagle() -> None:
+    values = overridden({"metadata": {"recipe_type": "speculative_eagle"}}, [])
+    assert read_recipe(values, "recipe").method == "eagle3"
+    values["eagle"] = {"eagle_architecture_config": {"use_aux_hidden_state": False}}
+    assert read_recipe(values, "recipe").method == "eagle1"
+
+
+@pytest.mark.parametrize(
+    ("method", "schema"), [("eagle3", "Eagle"), ("dflash", "DFlash"), ("medusa", "Medusa")]
+)
 def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> None:
     recipes: Any = pytest.importorskip("modelopt.recipe")
     model = getattr(recipes, f"ModelOpt{schema}Recipe")
@@ -65,7 +74,7 @@ def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> No
         (["eagle.eagle_base_lora=true"], "eagle_base_lora is true: the base is never trained"),
         (["data.streaming_server_url=x"], "streams none.*Remove it"),
         (["dflash.dflash_block_size=8"], "dflash.dflash_block_size is not a known key"),
-        (["metadata.recipe_type=speculative_medusa"], "is of the type speculative_medusa"),
+        (["metadata.recipe_type=speculative_ngram"], "is of the type speculative_ngram"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(keys: list[str], said: str) -> None:
@@ -85,7 +94,7 @@ def test_flags_come_before_keys_and_keys_before_the_file(tmp_path: Path) -> None
     assert (recipe["training.minutes"], recipe["training.seed"]) == (2.0, 4)
     assert (recipe["model.model_name_or_path"], recipe["data.data_path"]) == ("b", "a")
     with pytest.raises(EdgeSpecError, match="neither a method"):
-        recipe_of("medusa", (), flags)
+        recipe_of("ngram", (), flags)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import open_checkpoint
 from edgespec.errors import BuildError, EdgeSpecError
 from edgespec.methods.block_draft import BlockDraftConfig
+from edgespec.methods.eagle1 import Eagle1Config
 from edgespec.methods.eagle3 import Eagle3Config
+from edgespec.methods.medusa import MedusaConfig
 from edgespec.pairing.check import check
 from edgespec.pipeline.recipe import overridden
 from edgespec.progress import Silent
@@ -46,7 +49,7 @@ def job_of(
         f"training.output_dir={out}",
     )  # fmt: skip
     kind = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}}
-    recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test")
+    recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test", method)
     first = str(init) if init else None
     return open_job(recipe, first, Silent(), lambda _: None, occupied=occupied)
 
@@ -67,6 +70,7 @@ SMALL = (
 ARCH = "eagle.eagle_architecture_config="
 MASK = "dflash.dflash_mask_token_id=0"
 BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
+USUAL = {"dflash": BLOCK}  # keys of a method's toys
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,7 @@ BLOCK = ("dflash.dflash_block_size=4", "training.answer_only_loss=false", MASK)
             "dflash",
             (*BLOCK, "dflash.dflash_swa_window_size=6", "dflash.dflash_draft_attention=causal"),
         ),
+        ("eagle1", (f"{ARCH}{{use_last_layernorm: true, bias: false}}",)),
     ],
 )
 def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
@@ -101,28 +106,76 @@ def test_a_draft_belongs_to_its_base_and_is_what_was_measured(
         assert (config.decoder.num_layers, config.draft_vocab_size) == (
             (2, 100) if own else (1, 256)
         )
+    elif isinstance(config, Eagle1Config):
+        assert (config.last_norm, config.fc_bias, config.norm_output) == (True, False, False)
     else:
         assert isinstance(config, BlockDraftConfig)
         assert (config.windows[0], config.causal[0], config.block_size) == (6, True, 4)
 
 
+def test_heads_are_published_as_their_authors_do(base: Path, chats: Path, tmp_path: Path) -> None:
+    keys = ("medusa.medusa_num_heads=2", "medusa.medusa_num_layers=2", "training.loss=lk")
+    done = run(base, chats, tmp_path / "draft", "medusa", *keys)
+    assert {path.name for path in done.directory.iterdir()} == {
+        "config.json", "medusa_lm_head.safetensors", "training.json"
+    }  # fmt: skip
+    config = detect(open_checkpoint(done.directory))
+    assert isinstance(config, MedusaConfig)
+    assert (config.layout, config.num_heads, config.num_blocks) == ("medusa", 2, 2)
+    assert (config.declared_heads, config.own_head, config.vocab_size) == (2, True, 256)
+    assert [r.what for r in check(str(base), str(done.directory)).results if r.level != "ok"] == []
+
+
 @pytest.mark.parametrize("make", [toys.make_gemma3, toys.make_qwen3_5])
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", list(TRAINABLE))
 def test_bases_of_other_forms_get_drafts(
     make: Callable[..., Path], method: str, chats: Path, tmp_path: Path
 ) -> None:
     base = make(tmp_path / "base", layers=8)
-    keys = BLOCK if method == "dflash" else ()
-    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
+    keys = (*USUAL.get(method, ()), "training.max_steps=1")
+    done = run(base, chats, tmp_path / "draft", method, *keys)
     levels = [r.what for r in check(str(base), str(done.directory)).results if r.level == "refused"]
     assert levels == []
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_modelopt_s_loss_trains_a_draft_of_this_base(modelopt_made: Path) -> None:
+    place = modelopt_made / "engine"
+    ours, theirs = (
+        [
+            point["loss"]
+            for point in json.loads((place / name / "training.json").read_text())["curve"]
+        ]
+        for name in ("edgespec", "modelopt")
+    )
+    assert theirs[0] == pytest.approx(ours[0], rel=1e-4)
+    assert theirs[1] < theirs[0]
+    norm = load_file(place / "modelopt" / "model.safetensors")["layers.0.input_layernorm.weight"]
+    assert torch.equal(norm, torch.ones_like(norm))
+
+
+@pytest.mark.parametrize("name", ["modelopt", "python"])
+def test_what_modelopt_trained_is_exported_as_a_draft_of_this_base(
+    name: str, modelopt_made: Path
+) -> None:
+    place = modelopt_made / "engine"
+    found = check(str(place / "base"), str(place / name)).results
+    assert [r.what for r in found if r.level != "ok"] == []
+    draft, base = (open_checkpoint(place / of) for of in (name, "base"))
+    config, model = detect(draft), detect(base)
+    assert config.decoder.rope == model.decoder.rope
+    assert config.decoder.num_layers == (1 if name == "modelopt" else 2)
+    assert draft.config["eos_token_id"] == [*model.eos_token_ids]
+    assert draft.config["bos_token_id"] == model.bos_token_id
+    if name == "python":
+        fc = load_file(place / "fc.safetensors")["fc"]
+        assert torch.equal(load_file(place / name / "model.safetensors")["fc.weight"], fc)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "medusa"])
 def test_a_killed_run_goes_on_to_the_same_bits(
     base: Path, chats: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = BLOCK if method == "dflash" else ()
+    keys = USUAL.get(method, ())
     whole = run(base, chats, tmp_path / "whole", method, *keys)
     real, calls = trainer.Objective.forward, [0]
 
@@ -137,19 +190,41 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         run(base, chats, tmp_path / "draft", method, *keys)
     work = tmp_path / ".draft.train"
     (work / "checkpoint-9").mkdir()  # not whole: it has no state.json
-    (kept,) = work.glob("checkpoint-*/state.json")
-    assert not any(
-        name.startswith("model.") for name in load_file(kept.parent / "model.safetensors")
-    )
+    (kept,) = work.glob("checkpoint-*/*.safetensors")
+    assert not any(name.startswith("model.") for name in load_file(kept))
     with pytest.raises(EdgeSpecError, match=r"another training.seed: 0, not 1"):
         run(base, chats, tmp_path / "draft", method, *keys, "training.seed=1")
     again = run(base, chats, tmp_path / "draft", method, *keys)
     assert calls[0] == 7  # steps 1 to 3, the one that was killed, and 4 to 6
     assert again.acceptance == whole.acceptance
-    a, b = (load_file(d.directory / "model.safetensors") for d in (whole, again))
+    a, b = (load_file(d.directory / kept.name) for d in (whole, again))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not work.exists()
+
+
+def test_a_checkpoint_counts_once_all_of_it_is_on_the_disk(
+    base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, torn, kept = set[int](), list[Path](), list[str]()
+    real_sync, real_write = os.fsync, trainer.json_files.write_json
+
+    def sync(fd: int) -> None:
+        real_sync(fd)
+        synced.add(os.fstat(fd).st_ino)
+
+    def write(path: Path, value: Any) -> None:
+        if path.name == trainer.STATE:
+            kept.append(path.parent.name)
+            best = path.parents[1] / f"best-{value['best_step']}"
+            files = [p for d in (path.parent, best) for p in (d, *d.iterdir())]
+            torn.extend(p for p in files if p.stat().st_ino not in synced)
+        real_write(path, value)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(trainer.json_files, "write_json", write)
+    run(base, chats, tmp_path / "draft", "eagle3", "training.max_steps=2")
+    assert (kept, torn) == (["checkpoint-1", "checkpoint-2"], [])
 
 
 def test_a_signal_saves_and_leaves(base: Path, chats: Path, tmp_path: Path) -> None:
@@ -207,14 +282,26 @@ def test_the_draft_with_the_most_acceptance_is_kept(
     assert torch.equal(load_file(done.directory / "model.safetensors")["norm.weight"], kept[1])
 
 
-@pytest.mark.parametrize("layout", ["eagle", "specforge", "modelopt", "speculators"])
+@pytest.mark.parametrize(
+    ("method", "make", "layout"),
+    [
+        *(
+            ("eagle3", toys.make_draft, n)
+            for n in ("eagle", "specforge", "modelopt", "speculators")
+        ),
+        *(("eagle1", toys.make_eagle1, layout) for layout in ("eagle", "modelopt")),
+        *(("medusa", toys.make_medusa, layout) for layout in ("safetensors", "shared-head")),
+    ],
+)
 def test_a_draft_of_any_layout_is_trained_further(
-    base: Path, chats: Path, tmp_path: Path, layout: str
+    base: Path, chats: Path, tmp_path: Path, method: str, make: Callable[..., Path], layout: str
 ) -> None:
-    old = toys.make_draft(tmp_path / "old", base, layout)
-    keys = ("training.max_steps=1", "training.learning_rate=0.0")
-    done = run(base, chats, tmp_path / "draft", "eagle3", *keys, init=old)
-    before, after = (load_file(p / "model.safetensors") for p in (old, done.directory))
+    old = make(tmp_path / "old", base, layout)
+    keys = ["training.max_steps=1", "training.learning_rate=0.0"]
+    keys += [f"{ARCH}{{use_aux_hidden_state: false}}"] * (method == "eagle1")
+    done = run(base, chats, tmp_path / "draft", method, *keys, init=old)
+    (file,) = old.glob("*.safetensors")
+    before, after = (load_file(p / file.name) for p in (old, done.directory))
     assert {n: t.shape for n, t in before.items() if n != "t2d"} == {
         n: t.shape for n, t in after.items() if n != "t2d"
     }
@@ -223,7 +310,7 @@ def test_a_draft_of_any_layout_is_trained_further(
     assert detect(open_checkpoint(done.directory)).layout == detect(open_checkpoint(old)).layout
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", list(TRAINABLE))
 def test_a_base_in_halves_is_trained_on(
     method: str, base: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,9 +318,8 @@ def test_a_base_in_halves_is_trained_on(
     real = trains.load_base
     halves = lambda path, device, _: real(path, device, torch.bfloat16)  # noqa: E731
     monkeypatch.setattr(trains, "load_base", halves)
-    keys = BLOCK if method == "dflash" else ()
-    done = run(base, chats, tmp_path / "draft", method, *keys, "training.max_steps=1")
-    assert done.acceptance is not None
+    keys = (*USUAL.get(method, ()), "training.max_steps=1")
+    assert run(base, chats, tmp_path / "draft", method, *keys).acceptance is not None
 
 
 def test_a_dry_run_leaves_nothing(base: Path, chats: Path, tmp_path: Path) -> None:
@@ -275,6 +361,8 @@ def test_steps_are_counted_as_an_engine_does() -> None:
             ("data.draft_vocab_cache={d2t}", f"{ARCH}{{draft_vocab_size: 3}}"),
             "names a token twice",
         ),
+        ("eagle1", (f"{ARCH}{{use_aux_hidden_state: true}}",), "use_aux_hidden_state is True"),
+        ("medusa", ("data.draft_vocab_cache={d2t}",), "heads have the vocabulary of their base"),
         ("dflash", ("dflash.dflash_mask_token_id=1",), "mask token 1 is in 7 conversations"),
         ("dflash", (MASK, "dflash.dflash_architecture_config={target_layer_ids: [1, 9]}"), "1..7"),
         ("dflash", (MASK, "validation.max_new_tokens=2040"), "prompts .* are longer than 8"),

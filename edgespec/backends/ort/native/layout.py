@@ -239,7 +239,7 @@ class WeightLayout:
         they need is read."""
         flat = rows.reshape(-1)
         panel, output = flat // PANEL, flat % PANEL
-        data = packed.reshape(self.num_panels, self.panel_bytes)
+        data = np.asarray(packed).reshape(self.num_panels, self.panel_bytes)  # a mapped one is slow
 
         def read(starts: NDArray[np.intp], dtype: str) -> NDArray[Any]:
             size = np.dtype(dtype).itemsize

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from edgespec.backends.ort import low_bit_matmul
+from edgespec.backends.ort.low_bit_matmul import PackedTable
 from edgespec.backends.ort.native.layout import WeightLayout, layout_of
 from edgespec.backends.ort.native.library import kernels
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize
@@ -259,3 +262,15 @@ def test_a_weight_of_another_size_or_layout_is_refused() -> None:
         matmul_session(layout, packed, global_scales=[1.0, 2.0])
     with pytest.raises(Exception, match="LowBitMatMul: its weight has 0 bytes instead of 2560"):
         matmul_session(layout, packed[:0]).run(None, {"x": some_rows(layout, 1)})
+
+
+def test_embedding_gives_the_rows_of_its_weights_kept_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_bit_matmul, "KEPT_BYTES", 4 * 64 * 3)  # three places
+    layout = sized(WeightLayout(4, 32, 1, 1, "float16_min"), 64, 40)
+    stored = some_weight(layout)
+    (tmp_path / "packed").write_bytes(layout.pack(stored).tobytes())
+    table, wanted = PackedTable(tmp_path / "packed", layout, 0), dequantize(stored)
+    for asked in ([[7]], [[7], [8]], [[8], [7], [7]], [[1], [4]], [[7, 8, 9]], [[*range(40)] * 2]):
+        np.testing.assert_array_equal(table.rows(np.array(asked)), wanted[np.array(asked)])
