@@ -33,7 +33,8 @@ from train_demo_model import (
 )
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from edgespec.training.acceptance import Answer, answers_of, counted
+from edgespec.training.acceptance import Answer, counted
+from edgespec.training.acceptance import greedy as greedy_answers
 from edgespec.training.losses import token_losses
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -134,7 +135,13 @@ def measure_draft(
         return [greedy(draft, [*answer.ids[:end]], steps) for end in ends]
 
     stops = base.generation_config.eos_token_id
-    answers = answers_of(base, prompts, new, stops if isinstance(stops, list) else [stops], "cpu")
+    answering = greedy_answers(base, new, stops if isinstance(stops, list) else [stops], "cpu")
+    pairs = enumerate(zip(prompts, answering(prompts), strict=True))
+    answers = [
+        Answer((*prompt, *out), len(prompt), place=(number, 0))
+        for number, (prompt, out) in pairs
+        if len(out) > 1
+    ]
     found = counted(answers, drafts)
     return {
         "prompts": len(prompts),

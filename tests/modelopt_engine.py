@@ -18,7 +18,8 @@ def main(out: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from edgespec.training.eagle3_convert import write_draft
-    from tests.unit.training.test_train import run, write_chats
+    from tests.unit.training.conftest import write_chats
+    from tests.unit.training.test_train import run
 
     base = toys.make_base(out / "base", "llama", layers=8)
     chats = write_chats(out / "chats.jsonl")

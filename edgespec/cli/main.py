@@ -39,6 +39,10 @@ COMMANDS = {
         "edgespec.cli.train_group",
         "Train a draft for a base, from conversations.",
     ),
+    "export-draft": (
+        "edgespec.cli.export_draft",
+        "Write a draft in the layout of vLLM, SGLang, ModelOpt or its authors.",
+    ),
     "export": (
         "edgespec.cli.export",
         "Write the ONNX graph of a checkpoint: a base, a plain decoder or a draft.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.artifacts.json_files import read_json
+from edgespec.cli.exit_codes import FAILED
 from edgespec.cli.flags import EdgeCommand
 from edgespec.cli.paths import DIRECTORY, FILE, MODEL
 from edgespec.cli.progress import Steps
@@ -53,6 +54,12 @@ FLAG_KEYS = {
     type=click.FloatRange(0.01),
     help="The longest it may train; the learning rate goes down with the time.",
 )
+@click.option(
+    "--ar-lower-bound",
+    type=click.FloatRange(1),
+    metavar="LENGTH",
+    help="Exit with 1 where the draft's acceptance length is lower.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what it would take, from ten real steps.")
 @click.option(
     "--print-launch", is_flag=True, help="Print the line that starts a process for each GPU here."
@@ -67,6 +74,7 @@ def command(
     what: str,
     key_values: tuple[str, ...],
     init: str | None,
+    ar_lower_bound: float | None,
     dry_run: bool,
     print_launch: bool,
     engine_dir: Path | None,
@@ -118,6 +126,10 @@ def command(
         raise click.exceptions.Exit(exit_code(number or signal.SIGTERM))
     elif ranks.first:
         show_result(recipe, result, as_json)
+        if ar_lower_bound is not None and result.acceptance.length < ar_lower_bound:
+            say(f"the acceptance length {result.acceptance.length:.3f} is below"
+                f" --ar-lower-bound {ar_lower_bound:g}", err=True)  # fmt: skip
+            raise click.exceptions.Exit(FAILED)
 
 
 def show_engine(recipe: TrainRecipe, engine_dir: Path) -> None:

@@ -38,6 +38,27 @@ def load_base(path: Path, device: Any, dtype: Any = "auto", *, images: bool = Fa
     return model.eval().to(device)
 
 
+def load_ends(path: Path, device: Any, dtype: Any = "auto") -> Any:
+    """The same model without its layers: embedding, last norm and lm_head are all that is read."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    text = config.get_text_config()
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = []
+    shown = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # else: what is not read
+    try:
+        model: Any = model_class(config).from_pretrained(
+            path, config=config, dtype=dtype, trust_remote_code=False
+        )
+    finally:
+        logging.set_verbosity(shown)
+    return model.eval().to(device)
+
+
 @torch.no_grad()
 def hidden_states(
     base: Any, aux_layers: tuple[int, ...], ids: Tensor, **given: Tensor

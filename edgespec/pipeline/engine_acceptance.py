@@ -6,13 +6,16 @@ Knows the report beside a trained draft, and engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.artifacts.json_files import read_json
 from edgespec.errors import RequestError
 from edgespec.prompts import SamplingParams
 from edgespec.runtime.engine import Engine
-from edgespec.training.job import measured_prompts
+from edgespec.training.acceptance import answers_of
+from edgespec.training.data import Question
+from edgespec.training.job import measured_questions
 from edgespec.training.recipe import REPORT, TrainRecipe
 
 
@@ -20,7 +23,7 @@ def accepted_lengths(recipe: TrainRecipe, engine_dir: Path) -> tuple[float, floa
     """Tokens a verify step in torch, and of the engines. Raises RequestError where data or recipe
     are not those that the draft was trained with."""
     report = read_json(Path(str(recipe["training.output_dir"])) / REPORT)
-    prompts, sha256 = measured_prompts(recipe)
+    questions, template, sha256 = measured_questions(recipe)
     theirs, ours = report["recipe"] | report["data"], recipe.shaping() | {"sha256": sha256}
     for key in ("sha256", "training.seed", "data.sample_size", "validation.num_prompts"):
         if theirs[key] != ours[key]:
@@ -34,8 +37,16 @@ def accepted_lengths(recipe: TrainRecipe, engine_dir: Path) -> tuple[float, floa
     num_tokens, num_steps = 0, 0
     with Engine(engine_dir, spec_policy="fixed", tuned=False) as engine:
         plan = engine.plan(1, verify_size=report["acceptance"]["draft_len"] + 1)
-        for prompt in prompts:
-            metrics = engine.generate(prompt.ids, sampling, plan).metrics
-            num_tokens += metrics.completion_tokens - 1
-            num_steps += len(metrics.per_step_accepted)
+
+        def answering(prompts: Sequence[Question]) -> list[list[int]]:
+            nonlocal num_tokens, num_steps
+            answers = []
+            for prompt in prompts:
+                response = engine.generate([*prompt.ids], sampling, plan)
+                num_tokens += response.metrics.completion_tokens - 1
+                num_steps += len(response.metrics.per_step_accepted)
+                answers.append([*response.token_ids])
+            return answers
+
+        answers_of(questions, template, answering)
     return report["acceptance"]["length"], num_tokens / max(1, num_steps)

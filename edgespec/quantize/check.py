@@ -18,12 +18,12 @@ from edgespec.artifacts.manifest import QuantizeCheck
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.source import some_of
+from edgespec.checkpoint.writing import as_bytes, to_torch
 from edgespec.errors import BuildError, CheckpointError
 from edgespec.quantization.quantized_weight import QuantizedWeight, dequantize_stored
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
 from edgespec.quantize.decoder import TorchDecoder
 from edgespec.quantize.plan import QuantizationPlan
-from edgespec.quantize.tensors import as_bytes, to_torch
 
 HEAD_ROWS = 8192  # vocabulary rows of lm_head in memory at a time
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from edgespec.checkpoint.names import STACK
 from edgespec.checkpoint.source import some_of
+from edgespec.checkpoint.writing import to_torch
 from edgespec.errors import CheckpointError
 from edgespec.quantize.base import EMBEDDING, HEAD, Base
-from edgespec.quantize.tensors import to_torch
 
 Read = Callable[[str], Any]  # name on disk -> tensor
 Shape = tuple[int, int]  # [B, S]

@@ -21,6 +21,14 @@ from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization, read_weight
 from edgespec.checkpoint.names import stored_name, text_stack
+from edgespec.checkpoint.writing import (
+    TensorChunk,
+    array_piece,
+    copied,
+    to_numpy,
+    to_torch,
+    write_safetensors,
+)
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import BuildError, PairingError, UnsupportedModel
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
@@ -50,14 +58,6 @@ from edgespec.quantize.plan import (
 )
 from edgespec.quantize.row import CalibrationPair, QuantizeRow
 from edgespec.quantize.table import QUANTIZABLE
-from edgespec.quantize.tensors import (
-    TensorChunk,
-    array_piece,
-    copied,
-    to_numpy,
-    to_torch,
-    write_safetensors,
-)
 
 SHARED_HEAD = f"{HEAD}.weight"
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.names import STACK
+from edgespec.checkpoint.writing import TensorChunk, copied, stored_pieces, to_torch
 from edgespec.progress import Progress
 from edgespec.quantize import modelopt
 from edgespec.quantize.base import HEAD, unquantized_globs
 from edgespec.quantize.decoder import TorchDecoder
 from edgespec.quantize.plan import QuantizationPlan
-from edgespec.quantize.tensors import TensorChunk, copied, stored_pieces, to_torch
 from edgespec.quantize.work import CalibrationWork
 
 logger = logging.getLogger(__name__)

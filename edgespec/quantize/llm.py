@@ -29,6 +29,7 @@ from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.finite import refuse_not_finite
 from edgespec.checkpoint.tokenizer import refuse_growth
+from edgespec.checkpoint.writing import TensorChunk, copied, write_model
 from edgespec.errors import CheckpointError, UnsupportedModel
 from edgespec.progress import Progress
 from edgespec.quantization.schemes import check_target, scheme_to_make
@@ -53,7 +54,6 @@ from edgespec.quantize.plan import (
     refuse_full_disk,
     size_bytes,
 )
-from edgespec.quantize.tensors import TensorChunk, copied, write_model
 from edgespec.quantize.vision import Scales, VisionPieces, VisionPlan
 
 HF_QUANT_CONFIG = "hf_quant_config.json"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.source import ByteSink
+from edgespec.checkpoint.writing import TensorChunk, as_bytes, copied, write_model
 from edgespec.quantize.base import EMBEDDING, HEAD, Base, unquantized_globs
 from edgespec.quantize.plan import QuantizationPlan
-from edgespec.quantize.tensors import TensorChunk, as_bytes, copied, write_model
 
 BLOCK, E4M3_MAX = 32, np.float32(448.0)
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # readers detect the layout by the producer

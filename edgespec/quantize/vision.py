@@ -30,6 +30,7 @@ from edgespec.checkpoint.vision import (
     vision_quantization,
     vision_tensors,
 )
+from edgespec.checkpoint.writing import TensorChunk, array_piece, as_bytes
 from edgespec.config import VisionConfig
 from edgespec.errors import BuildError, UnsupportedModel
 from edgespec.graphs.builder import WeightPlan, save
@@ -39,7 +40,6 @@ from edgespec.quantization.quantized_weight import dequantize
 from edgespec.quantization.schemes import SCHEMES
 from edgespec.quantize.base import Base, base_config
 from edgespec.quantize.calibration_images import CalibrationImages
-from edgespec.quantize.tensors import TensorChunk, array_piece, as_bytes
 from edgespec.vision.contract import PIXELS
 from edgespec.vision.grid import encoder_inputs
 

@@ -15,8 +15,8 @@ from typing import Any
 from edgespec.artifacts import atomic, hashes, json_files, provenance
 from edgespec.artifacts.manifest import QuantizeRequest, QuantizeSource
 from edgespec.artifacts.work_lock import LOCK, locked
+from edgespec.checkpoint.writing import array_piece, to_numpy, write_safetensors
 from edgespec.errors import BuildError, BundleError, OutputError
-from edgespec.quantize.tensors import array_piece, to_numpy, write_safetensors
 from edgespec.safe_read.fields import BundleFields
 from edgespec.safe_read.records import Record
 

@@ -7,14 +7,14 @@ and one of the draft what it would draft behind each: no cache, and no pass a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from edgespec.training.data import Ids, Row
+from edgespec.training.data import Ids, Question, Row, Template
 from edgespec.training.pictures import Picture, Pictures
 from edgespec.training.ranks import ALONE, Ranks
 from edgespec.training.row import Batch, Task, TrainRow
@@ -24,11 +24,14 @@ AT_ONCE = 16  # prompts that the base answers together
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Ids of a prompt and of the base's greedy answer."""
+    """Ids of a prompt and of the base's greedy answer, to which question and to which turn of it.
+    `read` gives the base's aux hidden states [S, k * Ht] where they were dumped."""
 
     ids: tuple[int, ...]
     prompt_len: int
     pictures: tuple[Picture, ...] = ()
+    read: Callable[[], torch.Tensor] | None = None
+    place: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Acceptance:
     num_steps: int
     per_position: tuple[float, ...]  # share of steps that accept at least 1, 2, ... drafts
     draft_len: int = 0  # drafts of a step
+    emitted: Mapping[tuple[int, int], Sequence[int]] = field(default_factory=dict)  # see `place`
 
     @property
     def length(self) -> float:
@@ -46,34 +50,62 @@ class Acceptance:
         return self.num_tokens / max(1, self.num_steps)
 
 
-@torch.no_grad()
+# Prompts in, the ids of an answer for each out
+Answering = Callable[[Sequence[Question]], Sequence[Sequence[int]]]
+
+
 def answers_of(
-    base: Any, prompts: Sequence[Row], new: int, stops: Sequence[int], device: Any,
+    questions: Sequence[Question], template: Template, answering: Answering
+) -> list[Answer]:
+    """What the base answers, turn by turn where a question has several. Answers of one token have
+    nothing to draft and are left out."""
+    found, open_, turn = list[Answer](), dict(enumerate(questions)), 0
+    while open_:
+        answered = answering([*open_.values()])
+        pairs = dict(zip(open_, zip(open_.values(), answered, strict=True), strict=True))
+        found += [
+            Answer((*q.ids, *out), len(q.ids), q.pictures, place=(number, turn))
+            for number, (q, out) in pairs.items()
+            if len(out) > 1
+        ]
+        open_ = {n: template.followed(q, out) for n, (q, out) in pairs.items() if q.later}
+        turn += 1
+    return found
+
+
+def greedy(
+    base: Any, new: int, stops: Sequence[int], device: Any,
     pictures: Pictures | None = None, ranks: Ranks = ALONE,
-) -> list[Answer]:  # fmt: skip
-    """What the base answers greedily, at most `new` tokens, up to a stop token. Answers of one
-    token have nothing to draft and are left out. Each process answers some."""
-    found = []
-    rows, at_once = sorted(prompts, key=lambda row: len(row.ids)), 1 if pictures else AT_ONCE
-    parts = [rows[i : i + at_once] for i in range(0, len(rows), at_once)]
-    for part in parts[ranks.rank :: ranks.world]:
-        width, given = max(len(row.ids) for row in part), {}
-        ids = torch.stack([padded_before(row.ids, width) for row in part]).to(device)
-        mask = torch.stack([padded_before(np.ones_like(row.ids), width) for row in part])
-        if pictures is not None and part[0].pictures:
-            (row,) = part
-            read = pictures.inputs([(row.ids, row.pictures)], width)
-            given = {n: torch.from_numpy(read[n]).to(device) for n in read if n != "positions"}
-            given["mm_token_type_ids"] = (ids == pictures.tokens.image).int()
-        whole = base.generate(
-            ids, attention_mask=mask.to(device), max_new_tokens=new, do_sample=False,
-            eos_token_id=[*stops] or None, pad_token_id=0, **given,
-        )  # fmt: skip
-        for row, out in zip(part, whole[:, width:].tolist(), strict=True):
-            end = next((i + 1 for i, token in enumerate(out) if token in stops), len(out))
-            if end > 1:
-                found.append(Answer((*row.ids.tolist(), *out[:end]), len(row.ids), row.pictures))
-    return [answer for theirs in ranks.gathered(found) for answer in theirs]
+) -> Answering:  # fmt: skip
+    """What the base answers greedily, at most `new` tokens, up to a stop token. Each process
+    answers some."""
+
+    @torch.no_grad()
+    def answering(prompts: Sequence[Question]) -> Sequence[Sequence[int]]:
+        found: dict[int, list[int]] = {}
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
+        at_once = 1 if pictures else AT_ONCE
+        parts = [order[i : i + at_once] for i in range(0, len(order), at_once)]
+        for part in parts[ranks.rank :: ranks.world]:
+            rows = [np.array(prompts[i].ids, np.int64) for i in part]
+            width, given = max(map(len, rows)), {}
+            ids = torch.stack([padded_before(row, width) for row in rows]).to(device)
+            mask = torch.stack([padded_before(np.ones_like(row), width) for row in rows])
+            if pictures is not None and (shown := prompts[part[0]].pictures):
+                read = pictures.inputs([(rows[0], shown)], width)
+                given = {n: torch.from_numpy(read[n]).to(device) for n in read if n != "positions"}
+                given["mm_token_type_ids"] = (ids == pictures.tokens.image).int()
+            whole = base.generate(
+                ids, attention_mask=mask.to(device), max_new_tokens=new, do_sample=False,
+                eos_token_id=[*stops] or None, pad_token_id=0, **given,
+            )  # fmt: skip
+            for i, out in zip(part, whole[:, width:].tolist(), strict=True):
+                end = next((n + 1 for n, token in enumerate(out) if token in stops), len(out))
+                found[i] = out[:end]
+        answers = {i: out for theirs in ranks.gathered(found) for i, out in theirs.items()}
+        return [answers[i] for i in range(len(prompts))]
+
+    return answering
 
 
 def padded_before(ids: Ids, width: int) -> torch.Tensor:
@@ -94,7 +126,10 @@ def measure(
         if batch is not None:
             more = {"positions": batch["positions"]}
         with task.cast(measuring=True):
-            aux, _ = task.states(ids, batch)
+            if answer.read is None:
+                aux, _ = task.states(ids, batch)
+            else:
+                aux = answer.read().to(task.device)[None]
             found = row.drafts(draft, task, aux.float(), ids, answer.prompt_len, **more)
         return found.tolist()
 
@@ -111,18 +146,22 @@ def counted(
     ranks: Ranks = ALONE,
 ) -> Acceptance:
     """How many of the `drafts` behind each token of an answer but the last are accepted."""
-    accepted, num_tokens, draft_len = list[int](), 0, 0
+    accepted, draft_len = list[int](), 0
+    emitted = dict[tuple[int, int], Sequence[int]]()
     for answer in answers[ranks.rank :: ranks.world]:
         found = drafts(answer)
-        accepted += accepted_in(answer, found)
-        num_tokens += len(answer.ids) - answer.prompt_len - 1
+        own = accepted_in(answer, found)
+        last = len(answer.ids) - answer.prompt_len - 1 - sum(own[:-1]) - len(own[:-1])
+        accepted += own
+        emitted[answer.place] = [*(count + 1 for count in own[:-1]), last]
         draft_len = len(found[0])
-    each = ranks.gathered((accepted, num_tokens, draft_len))
+    each = ranks.gathered((accepted, emitted, draft_len))
     accepted = [count for theirs, *_ in each for count in theirs]
-    num_tokens, draft_len = sum(part[1] for part in each), max(part[2] for part in each)
+    emitted = {place: steps for _, theirs, _ in each for place, steps in theirs.items()}
+    num_tokens, draft_len = sum(map(sum, emitted.values())), max(part[2] for part in each)
     longest = max(accepted, default=0)
     shares = [sum(n >= k for n in accepted) / len(accepted) for k in range(1, longest + 1)]
-    return Acceptance(num_tokens, len(accepted), tuple(shares), draft_len)
+    return Acceptance(num_tokens, len(accepted), tuple(shares), draft_len, emitted)
 
 
 @torch.no_grad()

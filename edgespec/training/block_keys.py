@@ -9,10 +9,10 @@ from typing import Any
 
 from edgespec.errors import command
 from edgespec.training.keys import (
-    DUMPS,
     KEYS_,
     MEASURED,
     NUMBER,
+    OFFLINE,
     SWITCH,
     TEXT,
     WHOLE,
@@ -48,7 +48,7 @@ def block_keys(section: str) -> Keys:
         "architecture_config": Key(KEYS_, {}),
         "freeze_base_model": Fixed("the base is never trained", (True,)),
         "attention_sink": Fixed("engines have no attention sinks"),
-        "offline": Fixed(DUMPS.why),
+        "offline": OFFLINE,
         "report_acc": Idle(MEASURED),
         "use_torch_compile": Idle("nothing is compiled"),
         "export_rope_scaling": Idle("a draft is exported with the RoPE it learned"),

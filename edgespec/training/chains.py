@@ -27,13 +27,14 @@ def loss(draft: Any, task: Task, batch: Batch, with_states: WithStates | None = 
     wanted[:, 0] = False  # no chain predicts what follows the first token
     if task.recipe.loss == "ce":  # and the text does not say what follows its last
         wanted[torch.arange(len(ids), device=ids.device), batch["lengths"] - 1] = False
-    finals, tokens = final[wanted], ids.roll(-1, 1)[wanted]  # [N, H], [N]
-    logits = task.logits(finals)  # [N, V]
+    tokens, logits = ids.roll(-1, 1)[wanted], task.logits(final[wanted])  # [N], [N, V]
     if task.draft_ids is not None:
         known, tokens = in_draft(task, logits, tokens)
         logits = logits[:, task.draft_ids][known]
-        finals, tokens = finals[known], tokens[known]
+        tokens = tokens[known]
         wanted[wanted.clone()] = known
+    # A draft that distils states reads the last one: a dump may have logits in place of `final`
+    given = aux[wanted]
     place = torch.zeros_like(ids)
     place[wanted] = torch.arange(len(logits), device=ids.device)
     positions = batch["positions"][..., :-1] if "positions" in batch else None
@@ -49,7 +50,7 @@ def loss(draft: Any, task: Task, batch: Batch, with_states: WithStates | None = 
             task.recipe.loss, draft.lm_head(states[learned]).float(), logits[rows], tokens[rows]
         )
         if with_states is not None:
-            each = with_states(each, unrolled.state[learned].float(), finals[rows].float())
+            each = with_states(each, unrolled.state[learned].float(), given[rows].float())
         decay: float = task.recipe.section("loss_decay_factor") ** step
         total = total + decay * each.sum() / counts[step]
     return total

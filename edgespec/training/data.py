@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import RequestError
 from edgespec.prompts.conversations import Messages, numbered_records
+from edgespec.prompts.sets import read_prompt_set
 from edgespec.training.pictures import Picture, Pictures
 
 WANTED = (
@@ -50,10 +51,22 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation. `predicts[t]` says whether what follows token t is learned."""
+    """One conversation. `predicts[t]` says whether what follows token t is learned; `number` is its
+    place in a dump."""
 
     ids: Ids  # [S]
     predicts: Mask  # [S]
+    pictures: tuple[Picture, ...] = ()
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to measure with: its ids and messages, and what the user asks behind the answer."""
+
+    ids: tuple[int, ...]
+    messages: Messages
+    later: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
 
 
@@ -97,6 +110,27 @@ def read_conversations(path: Path, sample_size: int = -1) -> Conversations:
     if sample_size > 0:
         items = items[:sample_size]
     return Conversations(tuple(items), path, hashlib.sha256(data).hexdigest())
+
+
+# Where a prompt stands, its messages up to the first answer, and the user's later turns
+Asked = tuple[str, Messages, tuple[str, ...]]
+
+
+def read_questions(path: Path) -> list[Asked]:
+    """The prompts of a file to measure with: conversations, or a prompt set of MT-Bench's form,
+    whose `turns` are all the user's. Raises RequestError that names the line."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(1 << 16)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}", WANTED) from error
+    if re.search(rb'"(messages|conversations)"\s*:', begin.partition(b"\n")[0]):
+        return [(where, messages, ()) for where, messages in read_conversations(path).items]
+    return [
+        (f"{path}, prompt {i}", [{"role": "user", "content": str(request.messages[0].content)}],
+         request.turns)
+        for i, request in enumerate(read_prompt_set(path).requests, 1)
+    ]  # fmt: skip
 
 
 def refuse_unanswered(conversations: Conversations) -> None:
@@ -162,6 +196,30 @@ class Template:
             return Row(ids, marked)
         pictures = self.pictures.of(messages, where)
         return Row(*self.pictures.expanded(ids, marked, pictures, where), pictures)
+
+    def question(self, messages: Messages, later: Sequence[str], where: str) -> Question:
+        """A prompt, and the user's turns behind its answer."""
+        return self.asked(self.prompt(messages, where), messages, later)
+
+    @staticmethod
+    def asked(prompt: Row, messages: Messages, later: Sequence[str]) -> Question:
+        """A prompt as a question."""
+        return Question((*prompt.ids.tolist(),), messages, (*later,), prompt.pictures)
+
+    def followed(self, question: Question, answer: Sequence[int]) -> Question:
+        """The next turn of a question that was answered so."""
+        ids = [token for token in answer if token not in self.stops]
+        text = str(self.tokenizer.decode(ids))
+        turns = (
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": question.later[0]},
+        )
+        messages = [*question.messages, *turns]
+        encoded = self.encoded(self.rendered(messages, "a question", add_generation_prompt=True))
+        prompt = np.asarray(encoded, np.int64)
+        unmarked = np.zeros(len(prompt), np.bool_)
+        row = self.with_pictures(prompt, unmarked, messages, "a question")
+        return self.asked(row, messages, question.later[1:])
 
     def row(self, messages: Messages, where: str, *, answers_only: bool) -> Row:
         """The ids of a conversation; learned is all of it, or the answers with the token that ends
@@ -275,7 +333,8 @@ def rows_of(
     return Rows(tuple(rows), num_cut, num_dropped)
 
 
-More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, NDArray[Any]]]
+More = Callable[[np.random.Generator, Sequence[Row]], Mapping[str, Any]]  # arrays
+States = Callable[[Sequence[Row], int], Mapping[str, Any]]  # tensors of rows, padded to a width
 
 
 class Batches:
@@ -292,10 +351,12 @@ class Batches:
         more: More | None = None,
         parts: int = 1,
         pictures: Pictures | None = None,
+        states: States | None = None,
     ) -> None:
-        """`more` draws what a method adds to a batch, and `pictures` reads images."""
+        """`more` draws what a method adds to a batch, `pictures` reads images, and `states` are
+        read of the rows of a part."""
         self.rows, self.batch_size, self.seed, self.count = rows, batch_size, seed, count
-        self.more, self.parts, self.pictures = more, parts, pictures
+        self.more, self.parts, self.pictures, self.states = more, parts, pictures, states
         self.groups = lru_cache(maxsize=2)(self.groups_of)
 
     def __len__(self) -> int:
@@ -310,21 +371,22 @@ class Batches:
         """The rows of one part. One for which there are none has a row of which nothing is
         learned."""
         number, part = divmod(item, self.parts)
-        batch = self.batch(number)
-        if self.parts == 1:
+        batch, rows = self.batch(number), self.rows_of(number)
+        if self.parts == 1 and self.states is None:
             return batch
-        if part < len(batch["ids"]):
-            return {name: values[part :: self.parts] for name, values in batch.items()}
-        none = {name: values[:1] for name, values in batch.items()}
-        return none | {"predicts": none["predicts"] & False}
+        some = part < len(rows)
+        chosen = slice(part, None, self.parts) if some else slice(1)
+        batch = {name: values[chosen] for name, values in batch.items()}
+        if self.states is not None:
+            batch |= self.states(rows[chosen], batch["ids"].shape[1])
+        return batch if some else batch | {"predicts": batch["predicts"] & False}
 
     def batch(self, number: int) -> dict[str, Any]:
         """`ids` [B, S], padded behind with 0, their `lengths` [B] and `predicts` [B, S]; where the
         data has images, what `Pictures.inputs` gives."""
         import torch
 
-        epoch, place = divmod(number, self.per_epoch)
-        rows = [self.rows[i] for i in self.groups(epoch)[place]]
+        rows = self.rows_of(number)
         width = max(len(row.ids) for row in rows)
         padded = [(0, width - len(row.ids)) for row in rows]
         batch = {
@@ -338,7 +400,12 @@ class Batches:
             batch |= self.pictures.inputs([(row.ids, row.pictures) for row in rows], width)
         if self.more is not None:
             batch |= self.more(np.random.default_rng([self.seed, 1, number]), rows)
-        return {name: torch.from_numpy(values) for name, values in batch.items()}
+        return {name: torch.as_tensor(values) for name, values in batch.items()}
+
+    def rows_of(self, number: int) -> list[Row]:
+        """The rows of a batch."""
+        epoch, place = divmod(number, self.per_epoch)
+        return [self.rows[i] for i in self.groups(epoch)[place]]
 
     def groups_of(self, epoch: int) -> list[NDArray[np.intp]]:
         """The rows of each batch of an epoch."""

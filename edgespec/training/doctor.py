@@ -162,7 +162,7 @@ def findings(facts: Facts) -> list[Finding]:
 
 
 def data_facts(
-    rows: Rows, answers_only: bool, coverage: float | None, other_template: bool
+    rows: Rows, answers_only: bool, coverage: float | None, other_template: bool | None
 ) -> Facts:
     """What the rows say that are trained on."""
     total = len(rows.rows) + rows.num_dropped

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from edgespec.errors import command
 from edgespec.training.keys import (
-    DUMPS,
     KEYS_,
     MEASURED,
     NUMBER,
+    OFFLINE,
     SWITCH,
     WHOLE,
     Fixed,
@@ -43,7 +43,7 @@ TRAINABLE = Trainable(
         "eagle.eagle_freeze_base_model": Fixed("the base is never trained", (True,)),
         "eagle.eagle_hidden_state_distillation": Fixed("it is the loss of EAGLE-1"),
         "eagle.eagle_reuse_base_decoder": Fixed("ModelOpt ignores it for Hugging Face's models"),
-        "eagle.eagle_offline": Fixed(DUMPS.why),
+        "eagle.eagle_offline": OFFLINE,
         "eagle.eagle_base_lora": Fixed("the base is never trained"),
         "eagle.eagle_base_lora_rank": LORA,
         "eagle.eagle_base_lora_alpha": LORA,

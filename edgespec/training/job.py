@@ -34,8 +34,10 @@ from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_a
 from edgespec.methods.draft_layers import base_keys
 from edgespec.progress import Progress
 from edgespec.training import data, doctor, files, in_base
-from edgespec.training.data import Row, Rows, Template
+from edgespec.training.data import Question, Row, Rows, Template
+from edgespec.training.dumps import Dump
 from edgespec.training.files import DraftFiles
+from edgespec.training.offline import opened_dump
 from edgespec.training.pictures import Pictures, pictures_of
 from edgespec.training.recipe import TrainRecipe
 from edgespec.training.row import BaseFacts, TrainRow, row_of
@@ -58,9 +60,11 @@ class Job:
     init: Checkpoint | None
     draft_ids: torch.Tensor | None
     rows: Rows
-    prompts: tuple[Row, ...]  # held out
+    template: Template
+    questions: tuple[Question, ...]  # held out
     pictures: Pictures | None  # None: the data has no images
-    data_sha256: str  # of the file, and of its images
+    data: tuple[str, str]  # name, and sha256 of the file and its images
+    dump: Dump | None
     answered: Sequence[Row]  # some, with what the base should have answered
     facts: doctor.Facts  # of the data
     progress: Progress
@@ -90,18 +94,31 @@ class Job:
 
 
 def open_job(
-    recipe: TrainRecipe, init: str | None, progress: Progress, note: Callable[[str], None]
+    recipe: TrainRecipe,
+    init: str | None,
+    progress: Progress,
+    note: Callable[[str], None],
+    *,
+    occupied: bool = False,
 ) -> Job:
-    """Everything that can be read and refused without the base's weights."""
-    base_dir, data_path, out = (
-        needed(recipe, key)
-        for key in ("model.model_name_or_path", "data.data_path", "training.output_dir")
-    )
+    """Everything that can be read and refused without the base's weights. `occupied`: the output
+    may hold what an earlier run left."""
+    base_dir, out = (needed(recipe, k) for k in ("model.model_name_or_path", "training.output_dir"))
+    offline = recipe["data.offline_data_path"]
+    if recipe["model.use_fake_base_for_offline"] and offline is None:
+        raise OptionError(
+            f"{recipe.source}: model.use_fake_base_for_offline goes with data.offline_data_path.",
+            "Name a dump of hidden states there, or remove the key.",
+        )
+    data_path = None if offline else needed(recipe, "data.data_path")
     init = init or recipe.values.get(recipe.own_key("init_checkpoint"))
-    refuse_overwriting(Path(out), (base_dir, data_path, init))
-    atomic.refuse_occupied(Path(out))
-    conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
-    data.refuse_unanswered(conversations)
+    refuse_overwriting(Path(out), (base_dir, recipe["data.data_path"], offline, init))
+    if not occupied:
+        atomic.refuse_occupied(Path(out))
+    conversations = None
+    if data_path is not None:
+        conversations = data.read_conversations(Path(data_path), recipe["data.sample_size"])
+        data.refuse_unanswered(conversations)
     base = open_checkpoint(base_dir)
     model = base_model(base)
     tokenizer = tokenizer_of(base)
@@ -114,20 +131,29 @@ def open_job(
     else:
         started = open_checkpoint(init)
         config, draft_files, draft_ids = old_draft(started, recipe, row, model, base, base_dir)
-    aux_layers_of(config, model)
+    layers = aux_layers_of(config, model)
     refuse_missing(recipe, row)
-    held = held_out(recipe)
-    pictures = pictures_of(
-        str(base.place), model, (*conversations.items, *held), row.images,
-        Path(recipe["data.vlm_processor"] or base.path),
-        Path(recipe["data.vlm_img_dir"] or Path(data_path).parent),
-    )  # fmt: skip
+    held, pictures = questions_of(recipe), None
+    if conversations is not None:
+        pictures = pictures_of(
+            str(base.place), model, (*conversations.items, *(asked[:2] for asked in held)),
+            row.images, Path(recipe["data.vlm_processor"] or base.path),
+            Path(recipe["data.vlm_img_dir"] or conversations.path.parent),
+        )  # fmt: skip
     serving = tokenizer.chat_template
     template = Template(tokenizer, model.eos_token_ids, template_text(recipe), pictures)
-    kept, prompts = split(conversations, held, template, recipe)
-    length = min(recipe["training.training_seq_len"], model.max_position)
+    dump, questions, answered = None, tuple[Question, ...](), list[Row]()
+    length, otherwise = min(recipe["training.training_seq_len"], model.max_position), None
     answers_only = recipe["training.answer_only_loss"]
-    rows = data.rows_of(kept, template, length, answers_only=answers_only)
+    if conversations is None:
+        dump = opened_dump(Path(offline), recipe, base, model, config, layers, template, progress)
+        rows, source = dump.rows, (Path(offline).name, dump.sha256)
+    else:
+        kept, questions = split(conversations, held, template, recipe)
+        rows = data.rows_of(kept, template, length, answers_only=answers_only)
+        source = (conversations.path.name, hash_of(conversations, rows))
+        otherwise = doctor.renders_otherwise(template, serving, kept.items[0][1])
+        answered = doctor.answers_in(kept, template, length)
     row.check(config, rows)
     if config.draft_vocab_size < config.vocab_size and draft_ids is None:
         counts = token_counts(rows, config.vocab_size)
@@ -135,20 +161,16 @@ def open_job(
     if draft_ids is not None and init is None:
         offsets = draft_ids - torch.arange(len(draft_ids))
         draft_files = replace(draft_files, beside={**draft_files.beside, "d2t": offsets})
-    known = doctor.data_facts(
-        rows, answers_only, covered(rows, draft_ids),
-        doctor.renders_otherwise(template, serving, kept.items[0][1]),
-    )  # fmt: skip
+    known = doctor.data_facts(rows, answers_only, covered(rows, draft_ids), otherwise)
     for text in (*notes_of(recipe, rows, draft_ids), *map(str, doctor.findings(known))):
         note(text)
     return Job(
         recipe, Path(out), base, model, config, row, draft_files, started, draft_ids, rows,
-        prompts, pictures, hash_of(conversations, rows),
-        doctor.answers_in(kept, template, length), known, progress, note,
+        template, questions, pictures, source, dump, answered, known, progress, note,
     )  # fmt: skip
 
 
-def measured_prompts(recipe: TrainRecipe) -> tuple[Sequence[Row], str]:
+def measured_questions(recipe: TrainRecipe) -> tuple[Sequence[Question], Template, str]:
     """The prompts that a training measures acceptance with, and the sha256 of its data."""
     conversations = data.read_conversations(
         Path(needed(recipe, "data.data_path")), recipe["data.sample_size"]
@@ -156,8 +178,8 @@ def measured_prompts(recipe: TrainRecipe) -> tuple[Sequence[Row], str]:
     base = open_checkpoint(needed(recipe, "model.model_name_or_path"))
     stops = base_model(base).eos_token_ids
     template = Template(tokenizer_of(base), stops, template_text(recipe))
-    prompts = split(conversations, held_out(recipe), template, recipe)[1]
-    return prompts, conversations.sha256
+    held = questions_of(recipe)
+    return split(conversations, held, template, recipe)[1], template, conversations.sha256
 
 
 def refuse_missing(recipe: TrainRecipe, row: TrainRow) -> None:
@@ -170,6 +192,12 @@ def refuse_missing(recipe: TrainRecipe, row: TrainRow) -> None:
         )
     if recipe["training.engine"] != "modelopt":
         return
+    if recipe["data.offline_data_path"] is not None:
+        raise OptionError(
+            "training.engine is modelopt, which runs the base; with data.offline_data_path its"
+            " layers are not loaded.",
+            "Remove one of the two keys.",
+        )
     if row.modelopt is None:
         raise UnsupportedModel(
             f"training.engine is modelopt, which trains no {METHODS[recipe.method].title} draft"
@@ -314,11 +342,11 @@ def read_template(path: Path) -> str:
         ) from error
 
 
-def held_out(recipe: TrainRecipe) -> data.Items:
+def questions_of(recipe: TrainRecipe) -> Sequence[data.Asked]:
     """The prompts of a file of their own; none where the recipe names none."""
     if (path := recipe["validation.data_path"]) is None:
         return ()
-    return data.read_conversations(Path(path)).items[: recipe["validation.num_prompts"]]
+    return data.read_questions(Path(path))[: recipe["validation.num_prompts"]]
 
 
 def hash_of(conversations: data.Conversations, rows: Rows) -> str:
@@ -338,8 +366,11 @@ def template_of(base_dir: str, chat_template: Path | None = None) -> tuple[Model
 
 
 def split(
-    conversations: data.Conversations, held: data.Items, template: Template, recipe: TrainRecipe
-) -> tuple[data.Conversations, tuple[Row, ...]]:
+    conversations: data.Conversations,
+    held: Sequence[data.Asked],
+    template: Template,
+    recipe: TrainRecipe,
+) -> tuple[data.Conversations, tuple[Question, ...]]:
     """What is trained on, and the prompts that acceptance is measured with: those of a file of
     their own, or a twentieth of the conversations."""
     count, items = recipe["validation.num_prompts"], conversations.items
@@ -347,16 +378,16 @@ def split(
         count = min(count, max(1, round(HELD_OUT_SHARE * len(items))))
         order = np.random.default_rng(recipe["training.seed"]).permutation(len(items))
         chosen = {*order[:count].tolist()}
-        held = tuple(items[i] for i in sorted(chosen))
+        held = [(*items[i], ()) for i in sorted(chosen)]
         items = tuple(item for i, item in enumerate(items) if i not in chosen)
         if not items:
             raise RequestError(
                 f"{conversations.path} has one conversation, which is needed to measure with.",
                 "Give more, or a file of prompts as validation.data_path.",
             )
-    prompts = [template.prompt(messages, where) for where, messages in held]
+    asked = [template.question(messages, later, where) for where, messages, later in held]
     most = recipe["training.training_seq_len"] - recipe["validation.max_new_tokens"]
-    short = tuple(prompt for prompt in prompts if 1 < len(prompt.ids) <= most)
+    short = tuple(question for question in asked if 1 < len(question.ids) <= most)
     if not short:
         raise RequestError(
             f"all prompts to measure with are longer than {most} tokens.",

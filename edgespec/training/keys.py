@@ -54,7 +54,8 @@ class Fixed:
 
 MEASURED = "acceptance is measured with each checkpoint"
 SHOWN = "progress is shown on stderr"
-DUMPS = Fixed("this version runs the base while it trains, and reads no dumped hidden states", ())
+OFFLINE = Idle("data.offline_data_path says it")
+STREAMED = Fixed("this version reads hidden states of files, and streams none", ())
 LOOP = Idle("the loop does it as this method needs it")
 Keys = Mapping[str, Key | Idle | Fixed]
 COMMON: Keys = {
@@ -62,17 +63,17 @@ COMMON: Keys = {
     "metadata.description": Idle("it is a description"),
     "model.model_name_or_path": Key(TEXT),
     "model.trust_remote_code": Fixed("code of checkpoints is never run"),
-    "model.use_fake_base_for_offline": Fixed(DUMPS.why),
+    "model.use_fake_base_for_offline": Key(SWITCH, False),
     "data.data_path": Key(TEXT),
     "data.chat_template": Key(TEXT),
     "data.draft_vocab_cache": Key(TEXT),
     "data.sample_size": Key(WHOLE, -1, least=-1),
     "data.mode": Idle("ModelOpt derives it from other keys"),
     "data.lazy_preprocess": Idle("all is tokenized first, so that errors come first"),
-    "data.final_aux_is_base_hidden": Idle("it is of dumped hidden states"),
-    "data.offline_data_path": DUMPS,
-    "data.streaming_server_url": DUMPS,
-    "data.streaming_model_name": DUMPS,
+    "data.final_aux_is_base_hidden": Idle("it is of streamed hidden states"),
+    "data.offline_data_path": Key(TEXT),
+    "data.streaming_server_url": STREAMED,
+    "data.streaming_model_name": STREAMED,
     "data.vlm_img_dir": Key(TEXT),
     "data.vlm_processor": Key(TEXT),
     "training.output_dir": Key(TEXT),

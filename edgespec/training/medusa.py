@@ -68,7 +68,7 @@ def loss(draft: Medusa, task: Task, batch: Batch) -> Tensor:
     """The sum over heads, each weighing less than the one before, of the mean loss of what is
     learned."""
     ids, predicts, lengths = batch["ids"], batch["predicts"], batch["lengths"]
-    _, final = task.states(ids)
+    states, final = task.states(ids)  # the same, unless a dump has logits in its place
     places, total = torch.arange(ids.shape[1], device=ids.device), final.new_zeros(()).float()
     known = predicts & (places < lengths[:, None] - 1)  # the text does not say what follows its end
     heads = range(draft.draft_config.num_heads)
@@ -78,7 +78,7 @@ def loss(draft: Medusa, task: Task, batch: Batch) -> Tensor:
         ahead = index + 1
         learned = known[:, ahead:]
         theirs, tokens = final[:, ahead:][learned], ids[:, ahead:].roll(-1, 1)[learned]
-        logits = draft(final[:, :-ahead][learned], index).float()
+        logits = draft(states[:, :-ahead][learned], index).float()
         base_logits = task.logits(theirs) if task.recipe.loss != "ce" else logits
         each = token_losses(task.recipe.loss, logits, base_logits, tokens)
         total = total + HEADS * HEAD_DECAY**index * each.sum() / counts[index]

@@ -4,7 +4,7 @@ no method."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,11 @@ class BaseFacts:
 
 @dataclass(slots=True)
 class Task:
-    """One training: the base, which is never changed, and how the draft reads it."""
+    """One training: the base, which is never changed, and how the draft reads it.
+
+    Where states were dumped, the base has no layers: `given` are those of the batch, and targets
+    are the last states, or so many logits as `num_top` says and, behind them, their ids.
+    """
 
     recipe: TrainRecipe
     config: DraftConfig
@@ -48,6 +52,15 @@ class Task:
     draft_ids: torch.Tensor | None = None  # [Vd]: tokens of a smaller draft vocabulary, ascending
     device: Any = "cpu"
     ranks: Ranks = ALONE  # whose `mean` makes of local counts what a loss is divided by
+    num_top: int = 0
+    given: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, batch: Batch) -> tuple[Task, Batch]:
+        """The task of one batch, and what of it is no dumped state."""
+        if "targets" not in batch:
+            return self, batch
+        rest = dict(batch)
+        return replace(self, given=(rest.pop("aux"), rest.pop("targets"))), rest
 
     def cast(self, *, measuring: bool = False) -> Any:
         """What base and draft compute in: bfloat16 where the recipe says so. They are measured in
@@ -61,7 +74,10 @@ class Task:
 
     def states(self, ids: Any, batch: Batch | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """What the draft reads of the base [B, S, k * Ht], and its last state [B, S, H], of ids
-        [B, S]; `batch` has what the base reads of images."""
+        [B, S]; of a dump its targets [B, S, ...] in the place of the latter. `batch` has what the
+        base reads of images."""
+        if self.given is not None:
+            return self.given
         from edgespec.modules.base_model import hidden_states
 
         given = {}
@@ -71,8 +87,16 @@ class Task:
         return hidden_states(self.base, self.aux_layers, ids, **given)
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """The base's logits [N, V] in float32 of its last states [N, H]."""
+        """The base's logits [N, V] in float32 of its last states [N, H], or of a dump's targets:
+        what is not among the best is as good as impossible."""
         import torch
+
+        if self.num_top:
+            values, ids = final[:, : self.num_top], final[:, self.num_top :]
+            least = torch.finfo(torch.float32).min
+            whole = values.new_full((len(values), self.base.lm_head.weight.shape[0]), least)
+            whole.scatter_(-1, ids.long(), values)
+            return whole
 
         from edgespec.modules.base_model import logits_of
 

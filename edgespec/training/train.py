@@ -10,7 +10,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +27,17 @@ from edgespec.artifacts.work_lock import LOCK, locked
 from edgespec.checkpoint.detect import detect
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.errors import BuildError, EnvironmentProblem, OutputError, UnsupportedModel
-from edgespec.modules.base_model import load_base
+from edgespec.methods.specdec_bench import acceptance_rate
+from edgespec.modules.base_model import load_base, load_ends
 from edgespec.training import doctor, files
-from edgespec.training.acceptance import Acceptance, answers_of, measure, surprise
+from edgespec.training.acceptance import (
+    Acceptance,
+    Answer,
+    answers_of,
+    greedy,
+    measure,
+    surprise,
+)
 from edgespec.training.data import Batches
 from edgespec.training.job import Job, aux_layers_of
 from edgespec.training.ranks import ALONE, Ranks
@@ -151,28 +159,21 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
             UnsupportedModel("the data has images, which one process trains on.", "Start one.")
         )
     dtype: Any = torch.float32 if device == "cpu" else "auto"
-    images = job.pictures is not None
-    base = load_base(job.base.path, device, dtype, images=images).requires_grad_(False)
+    if job.dump is None:
+        base = load_base(job.base.path, device, dtype, images=job.pictures is not None)
+    else:
+        base = load_ends(job.base.path, device, dtype)
+    base = base.requires_grad_(False)
     table = base.get_input_embeddings().weight.detach()
     ids = None if job.draft_ids is None else job.draft_ids.to(device)
     aux_layers = aux_layers_of(job.config, job.model)
     draft = new_module(job, base, table, ids).to(device)
     if "embed_tokens.weight" in job.files.names:
         table = job.files.beside[job.files.names["embed_tokens.weight"]].to(device)
-    task = Task(recipe, job.config, base, table.float(), aux_layers, ids, device, ranks)
+    num_top = 0 if job.dump is None else job.dump.num_top
+    task = Task(recipe, job.config, base, table.float(), aux_layers, ids, device, ranks, num_top)
     batches, max_steps = batches_of(job, ranks)
-    held = []
-    if answers:
-        job.progress.start("answers of the base", 0)
-        new = recipe["validation.max_new_tokens"]
-        held = answers_of(base, job.prompts, new, job.stops, device, job.pictures, ranks)
-        if not held:
-            raise ranks.raised(
-                BuildError(
-                    "the base answers none of the prompts to measure with by two tokens.",
-                    "Give prompts that it answers as validation.data_path.",
-                )
-            )
+    held = held_out(job, base, device, ranks) if answers else ()
     facts = job.facts
     if answers and ranks.first:
         found = doctor.Facts(surprise=surprise(task, job.answered))
@@ -188,6 +189,25 @@ def prepared(job: Job, ranks: Ranks, *, answers: bool = True) -> tuple[Objective
         recipe["training.minutes"], job.progress, job.note, facts, job.pictures,
     )  # fmt: skip
     return Objective(draft, row, task), run, batches
+
+
+def held_out(job: Job, base: Any, device: str, ranks: Ranks) -> Sequence[Answer]:
+    """What acceptance is measured with: the base's answers, or those of a dump."""
+    if job.dump is not None:
+        held: Sequence[Answer] = job.dump.answers
+    else:
+        job.progress.start("answers of the base", 0)
+        new = job.recipe["validation.max_new_tokens"]
+        answering = greedy(base, new, job.stops, device, job.pictures, ranks)
+        held = answers_of(job.questions, job.template, answering)
+    if not held:
+        raise ranks.raised(
+            BuildError(
+                "the base answers none of the prompts to measure with by two tokens.",
+                "Give prompts that it answers as validation.data_path.",
+            )
+        )
+    return held
 
 
 def new_module(job: Job, base: Any, table: torch.Tensor, ids: torch.Tensor | None) -> Any:
@@ -219,8 +239,10 @@ def batches_of(job: Job, ranks: Ranks) -> tuple[Batches, int]:
     size, seed = recipe["training.per_device_train_batch_size"], recipe["training.seed"]
     each = recipe["training.gradient_accumulation_steps"]
     more = None if sample is None else lambda rng, rows: sample(recipe, rng, rows)
-    world = ranks.world
-    batches = Batches(job.rows.rows, size * world, seed, 0, more, world, job.pictures)
+    states, world = None if job.dump is None else job.dump.batch, ranks.world
+    batches = Batches(
+        job.rows.rows, size * world, seed, 0, more, world, job.pictures, states
+    )  # fmt: skip
     epochs, steps = recipe["training.num_train_epochs"], recipe["training.max_steps"]
     if steps <= 0:
         steps = UNLIMITED
@@ -244,7 +266,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
     report = {
         "method": job.recipe.method,
         "base": {"name": job.base.path.resolve().name, "identity": job.base.identity()},
-        "data": {"name": Path(job.recipe["data.data_path"]).name, "sha256": job.data_sha256},
+        "data": dict(zip(("name", "sha256"), job.data, strict=True)),
         "recipe": job.recipe.shaping(),
         "steps": steps,
         "best_step": run.best_step,
@@ -257,6 +279,7 @@ def finish(job: Job, objective: Objective, run: Run, steps: int) -> Acceptance:
             "num_prompts": len(run.answers),
             "draft_len": found.draft_len,
         },
+        "acceptance_rate": acceptance_rate(found.emitted),
         "curve": run.curve,
         "findings": [
             asdict(found) for found in doctor.findings(replace(run.facts, lengths=behind.lengths))
@@ -280,7 +303,7 @@ def refuse_other_run(job: Job, ranks: Ranks) -> None:
     wanted = {
         "method": job.recipe.method,
         "base": job.base.identity(job.progress),
-        "data": job.data_sha256,
+        "data": job.data[1],
         "init": job.init.identity() if job.init else None,
         "number of processes": ranks.world,
         **job.recipe.shaping(),
@@ -325,6 +348,8 @@ def refuse_full_memory(job: Job) -> None:
     else a step takes is measured by a dry run."""
     recipe, cuda = job.recipe, torch.cuda.is_available()
     weights = sum(int(np.prod(tensor.shape)) for tensor in job.base.tensors.values())
+    if job.dump is not None:  # its ends alone
+        weights = job.model.vocab_size * job.model.decoder.hidden_size
     tokens = recipe["training.per_device_train_batch_size"] * max(
         len(row.ids) for row in job.rows.rows
     )

@@ -45,8 +45,9 @@ class Objective(nn.Module):
 
     def forward(self, **batch: Any) -> dict[str, torch.Tensor]:
         """The loss of a batch."""
-        with self.task.cast():
-            loss = self.row.loss(self.draft, self.task, batch)
+        task, rest = self.task.of(batch)
+        with task.cast():
+            loss = self.row.loss(self.draft, task, rest)
         self.sum, self.count = self.sum + float(loss.detach()), self.count + 1
         return {"loss": loss}
 

@@ -114,8 +114,8 @@ def test_an_engine_accepts_of_a_trained_head_what_torch_does(
     sampling = SamplingParams(temperature=0, max_generate_length=48)
     with edgespec.load(tmp_path / "engines") as engine:
         found = [
-            engine.generate(row.ids.tolist(), sampling, engine.plan(1, 3, 4)).metrics
-            for row in job.prompts
+            engine.generate([*question.ids], sampling, engine.plan(1, 3, 4)).metrics
+            for question in job.questions
         ]
     assert sum(m.decode_tokens for m in found) == accepted.num_tokens
     assert sum(m.steps for m in found) == accepted.num_steps

@@ -39,6 +39,7 @@ LEANS_ON: dict[str, tuple[str, ...]] = {
     "export": ("graphs", "checkpoint", *GROUND),
     "modules": GROUND,
     "quantize": ("modules", "graphs", "checkpoint", *GROUND),
+    "layouts": ("graphs", "checkpoint", *GROUND),
     "pairing": ("export", "graphs", "checkpoint", *GROUND),
     "training": ("modules", "graphs", "checkpoint", *GROUND),
     "backends": GROUND,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgespec.cli.data import convert, prepare, show, synthesize
+from edgespec.cli.data import convert, hidden_states, prepare, show, synthesize
 from edgespec.cli.flags import EdgeGroup
 
 
@@ -16,4 +16,5 @@ def command() -> None:
 command.add_command(prepare.command, "prepare")
 command.add_command(synthesize.command, "synthesize")
 command.add_command(show.command, "show")
+command.add_command(hidden_states.command, "hidden-states")
 command.add_command(convert.command, "convert")

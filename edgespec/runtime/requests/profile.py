@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.methods.names import ADAPTIVE
+from edgespec.methods.specdec_bench import acceptance_rate
 from edgespec.prompts import CANCELLED, ERROR
 from edgespec.runtime.lanes import stages
 from edgespec.runtime.loop.metrics import Pooled, RequestMetrics, ratio
@@ -102,6 +103,17 @@ class RunStats:
         return [a.response.metrics for a in self.answers if a.response and a.speculative]
 
     @property
+    def emitted(self) -> dict[tuple[int, int], list[int]]:
+        """The tokens that each verify step with drafts came to, the bonus counted in all of them,
+        by request and turn."""
+        made = {a.key: a.response.metrics for a in self.answers if a.response and a.speculative}
+        return {
+            key: [accepted + 1 for accepted in metrics.per_step_accepted]
+            for key, metrics in made.items()
+            if metrics.per_step_accepted
+        }
+
+    @property
     def chance(self) -> NoBetterThanChance | None:
         """Whether a trained draft was accepted no more often than one guess without it."""
         if not self.has_trained_draft:
@@ -170,6 +182,7 @@ def summary(run: RunStats) -> dict[str, Any]:
     if drafted:
         out["speculative"] = Pooled(drafted).to_dict(speculative=True)
         out["acceptance"] = acceptance(run.drafted or drafted)
+        out["specdec_bench"] = acceptance_rate(run.emitted)
     if lost := lost_drafts(run.drafted):
         out["lost_drafts"] = lost
     if held_back := Pooled(run.drafted).steps_without_drafts:

@@ -43,7 +43,7 @@ Said = pytest.CaptureFixture[str]
         ),
         (
             "--engine-dir E infer",
-            "infer, verify, chat, eval summarize, bench run or data synthesize.",
+            "bench run, data hidden-states or data synthesize.",
         ),
         ("build --timing-cache F", "It is an option of --backend tensorrt."),
         ("build --backend tensorrt --no-share-embedding", "It is an option of --backend ort."),

@@ -12,7 +12,8 @@ from edgespec.errors import RequestError
 from edgespec.export.components import ExportOptions, export
 from edgespec.pipeline.engine_acceptance import accepted_lengths
 from tests import toys
-from tests.unit.training.test_train import job_of, run, write_chats
+from tests.unit.training.conftest import write_chats
+from tests.unit.training.test_train import job_of, run
 
 KEYS = ("training.max_steps=60", "training.learning_rate=0.01", "validation.max_new_tokens=40")
 LIMITS = Limits(

@@ -14,6 +14,7 @@ import torch
 
 from edgespec.backends.build import build
 from edgespec.checkpoint.files import open_checkpoint
+from edgespec.checkpoint.writing import to_torch
 from edgespec.cli.main import run
 from edgespec.contract import Limits
 from edgespec.errors import UnsupportedModel
@@ -21,7 +22,6 @@ from edgespec.export.components import ExportOptions, export
 from edgespec.quantize.base import base_of
 from edgespec.quantize.decoder import TorchDecoder
 from edgespec.quantize.plan import plan_base
-from edgespec.quantize.tensors import to_torch
 from tests import toys
 
 needs_modelopt = pytest.mark.skipif(

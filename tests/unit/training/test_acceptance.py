@@ -15,9 +15,8 @@ from edgespec.prompts import SamplingParams
 from edgespec.training.table import TRAINABLE
 from edgespec.training.train import train
 from tests.lossless.pairs import LIMITS
-from tests.unit.training.test_train import USUAL, base, chats, job_of, unstopped
+from tests.unit.training.test_train import USUAL, job_of, unstopped
 
-__all__ = ["base", "chats"]
 OWN_KEYS = USUAL | {"medusa": ("training.loss=kl",)}
 PLANS = {  # as many drafts as torch measures
     "dflash": (1, 1, 4), "jetspec": (1, 1, 4), "dspark": (1, 1, 5), "medusa": (1, 4, 5),
@@ -51,9 +50,9 @@ def test_an_engine_counts_what_torch_measured(
     steps = tokens = 0
     drafting = {"spec_decode": True, "drafter_options": OPTIONS.get(method)}
     with edgespec.load(tmp_path / "engines", **drafting) as engine:
-        for prompt in job.prompts:
+        for question in job.questions:
             sampling = SamplingParams(temperature=0.0, max_generate_length=24)
-            metrics = engine.generate(prompt.ids.tolist(), sampling, engine.plan(*plan)).metrics
+            metrics = engine.generate([*question.ids], sampling, engine.plan(*plan)).metrics
             steps, tokens = steps + metrics.steps, tokens + metrics.decode_tokens
     assert (tokens, steps) == (found.num_tokens, found.num_steps)
     assert tokens > steps, found  # some are accepted

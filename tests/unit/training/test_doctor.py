@@ -20,7 +20,8 @@ from edgespec.training.data import Row
 from edgespec.training.doctor import CHECKS, Facts, findings
 from edgespec.training.row import Task
 from tests import toys
-from tests.unit.training.test_train import job_of, run, write_chats
+from tests.unit.training.conftest import write_chats
+from tests.unit.training.test_train import job_of, run
 
 SOUND: dict[str, Any] = {
     "num_conversations": 600_000, "learned": 0.5, "answers_only": True, "dropped": 0.01,

@@ -20,7 +20,8 @@ from edgespec.training import trainer
 from edgespec.training.ranks import joined
 from edgespec.training.train import train
 from tests import toys
-from tests.unit.training.test_train import BLOCK, job_of, unstopped, write_chats
+from tests.unit.training.conftest import write_chats
+from tests.unit.training.test_train import BLOCK, job_of, unstopped
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__])

@@ -82,7 +82,7 @@ def test_each_key_of_modelopt_s_schema_has_a_row(method: str, schema: str) -> No
         (["training.bf16=1"], "training.bf16 is 1.*Write true or false"),
         (["training.loss=mse"], "training.loss is mse.*Write kl or ce or lk"),
         (["eagle.eagle_base_lora=true"], "eagle_base_lora is true: the base is never trained"),
-        (["data.offline_data_path=x"], "reads no dumped hidden states.*Remove it"),
+        (["data.streaming_server_url=x"], "streams none.*Remove it"),
         (["dflash.dflash_block_size=8"], "dflash.dflash_block_size is not a known key"),
         (["metadata.recipe_type=speculative_ngram"], "is of the type speculative_ngram"),
     ],

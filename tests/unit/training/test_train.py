@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ from edgespec.training.table import TRAINABLE
 from edgespec.training.train import Trained, measured_steps, train
 from tests import toys
 
-WORDS = "the cat sat on a mat and then it ran far away over hills".split()  # noqa: SIM905
 KEYS = (
     "training.max_steps=6", "training.per_device_train_batch_size=2", "training.save_steps=2",
     "validation.max_new_tokens=8", "validation.num_prompts=2",
@@ -44,41 +42,22 @@ KEYS = (
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toys.make_base(tmp_path_factory.mktemp("train") / "base", "qwen3", layers=7)
-
-
-@pytest.fixture(scope="module")
 def hybrid(base: Path) -> Path:
     return toys.make_qwen3_5(base.parent / "hybrid")
 
 
-@pytest.fixture(scope="module")
-def chats(base: Path) -> Path:
-    return write_chats(base.parent / "chats.jsonl")
-
-
-def write_chats(path: Path) -> Path:
-    draw = random.Random(0)
-    texts = [[" ".join(draw.choices(WORDS, k=count)) for count in (4, 9)] for _ in range(8)]
-    lines = [
-        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
-        for q, a in texts
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
-
-
 def job_of(
-    base: Path, chats: Path, out: Path, method: str, *keys: str, init: Path | None = None
-) -> Job:
+    base: Path, chats: Path, out: Path, method: str, *keys: str,
+    init: Path | None = None, occupied: bool = False,
+) -> Job:  # fmt: skip
     places = (
         f"model.model_name_or_path={base}", f"data.data_path={chats}",
         f"training.output_dir={out}",
     )  # fmt: skip
     kind = {"metadata": {"recipe_type": TRAINABLE[method].recipe_type}}
     recipe = read_recipe(overridden(kind, (*KEYS, *places, *keys)), "test", method)
-    return open_job(recipe, str(init) if init else None, Silent(), lambda _: None)
+    first = str(init) if init else None
+    return open_job(recipe, first, Silent(), lambda _: None, occupied=occupied)
 
 
 @contextmanager

@@ -546,3 +546,11 @@ def test_images_have_their_own_part_where_there_are_some() -> None:
     assert "multimodal" not in without
     assert "images" not in without["edgespec"]
     assert len(without["notes"]) == len(found["notes"]) - 1
+
+
+def test_acceptance_has_specdec_benchs_names_too() -> None:
+    metrics = RequestMetrics(7, 3, per_step_accepted=[0, 2], per_step_drafted=[3, 3])
+    run = RunStats([answer(metrics), replace(answer(metrics), turn=1)], 1.0, {}, spec_decode=True)
+    found = summary(run)["specdec_bench"]
+    assert found["Request_AL"] == {"0": {"0": 2.0, "1": 2.0}}
+    assert found["Acceptance_Length_Histogram"] == {"1": 2, "3": 2}

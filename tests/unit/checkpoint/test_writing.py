@@ -1,4 +1,4 @@
-"""Claims about quantize/tensors.py: shards as transformers writes them, and rows without the
+"""Claims about checkpoint/writing.py: shards as transformers writes them, and rows without the
 rest."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from edgespec.checkpoint.files import Checkpoint
+from edgespec.checkpoint.writing import copied, stored_pieces, write_model, write_safetensors
 from edgespec.errors import CheckpointError
-from edgespec.quantize.tensors import copied, stored_pieces, write_model, write_safetensors
 from tests import toys
 
 
