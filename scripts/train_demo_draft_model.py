@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from edgespec.training.acceptance import Answer, counted
 from edgespec.training.acceptance import greedy as greedy_answers
+from edgespec.training.data import Question
 from edgespec.training.losses import token_losses
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -136,7 +137,7 @@ def measure_draft(
 
     stops = base.generation_config.eos_token_id
     answering = greedy_answers(base, new, stops if isinstance(stops, list) else [stops], "cpu")
-    pairs = enumerate(zip(prompts, answering(prompts), strict=True))
+    pairs = enumerate(zip(prompts, answering([Question((*p,), []) for p in prompts]), strict=True))
     answers = [
         Answer((*prompt, *out), len(prompt), place=(number, 0))
         for number, (prompt, out) in pairs

@@ -227,34 +227,6 @@ def test_committed_dflash_draft_is_what_it_says() -> None:
     assert open_checkpoint(RECIPE / "dflash_draft").config["block_size"] == 8
 
 
-@pytest.mark.parametrize(
-    ("right", "stop", "accepted"),
-    [(0, 9, [0, 0, 0, 0, 0, 0]), (1, 9, [1, 1, 1]), (3, 9, [3, 2]), (3, 99, [3, 3])],
-)
-def test_plain_cycle_counts_what_stands(
-    right: int, stop: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base that counts upwards, and a draft that is right `right` times of three; what follows a
-    stop is nothing."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from draft_cycle import decode
-
-    def states(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor(ids)[None, :, None], torch.nn.functional.one_hot(
-            torch.tensor(ids) + 1, 200
-        ).float()
-
-    def drafts(features: torch.Tensor, ids: list[int], pending: int) -> list[int]:
-        assert features.flatten().tolist() == ids  # of committed tokens alone
-        assert pending == ids[-1] + 1
-        return [pending + 1 + k if k < right else 0 for k in range(3)]
-
-    answer, counts = decode(states, drafts, [1, 2], [stop], new=8)
-    assert counts == accepted
-    assert answer == list(range(3, min(stop, answer[-1]) + 1))
-    assert answer[-1] == stop or len(answer) >= 8
-
-
 def test_draft_model_training_script_writes_a_model_with_the_base_s_tokenizer(
     tmp_path: Path,
 ) -> None:

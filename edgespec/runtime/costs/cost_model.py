@@ -179,7 +179,7 @@ def between(places: Sequence[int], curves: Sequence[Curve], place: float) -> Cur
     index = next((i for i, other in enumerate(places) if place <= other), len(places) - 1)
     low, high = curves[index - 1], curves[index]
     share = (place - places[index - 1]) / (places[index] - places[index - 1])
-    return np.maximum(low, low + share * (high - low))
+    return np.maximum.accumulate(np.maximum(low, low + share * (high - low)))
 
 
 # ---- what drafts bring
