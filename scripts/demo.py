@@ -47,7 +47,7 @@ MEDUSA = ROOT / "build" / "demo-medusa"
 JETSPEC = ROOT / "build" / "demo-jetspec"
 DSPARK = ROOT / "build" / "demo-dspark"
 VLM = ROOT / "build" / "demo-vlm"
-BY_RECIPE = "three quarters of an hour"  # a quarter for the chats, where they are not there
+BY_RECIPE = "half an hour"
 # How methods are compared: each prompt of the demo three times, plain and drafted in turn
 MEASURED = ("--input-file", str(RECIPE / "input.json"), "--repeats", "3", "--output-tokens", "96")
 DEFAULT_OUT, MARK = "demo-out", ".edgespec-demo"

@@ -6,7 +6,7 @@
 
 One program measures both engines on the same windows of ids, beside the same checkpoint in float32 in
 PyTorch: `kl` as the engine runs, `kl_weights` of the dequantized weights alone, again in PyTorch, nats a
-token. llama.cpp's formats are dequantized by gguf-py. The text is the held-out part of edgespec's own, or, of
+token. Of other engines it takes the weights alone, from rounding.py. llama.cpp's formats are dequantized by gguf-py. The text is the held-out part of edgespec's own, or, of
 the demo base, functions of the standard library that training never saw. `bits` are those of all matrices as stored, and
 `ms_per_token` is processor time of one thread behind 128 tokens, engines in turns.
 """
@@ -186,6 +186,23 @@ def gguf_row(reference: Reference, file: Path, program: Path) -> dict[str, Any]:
     return {"bits": bits, **reference.figures(found), "kl_weights": alone["kl"]}
 
 
+# ---- other engines, whose weights alone are compared
+
+
+def rounded_row(reference: Reference, file: Path) -> dict[str, Any]:
+    """The divergence of the matrices in a file of rounding.py."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(file, "pt") as opened:
+        bits = float(opened.metadata()["bits"])
+    state = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
+    reference.model.load_state_dict(load_file(file), strict=False)
+    found = reference.figures(reference.of(reference.model))
+    reference.model.load_state_dict(state)
+    return {"bits": bits, "kl_weights": found.pop("kl")} | found
+
+
 # ---- rows
 
 
@@ -208,7 +225,12 @@ def named(words: list[str]) -> list[tuple[str, Path]]:
 def asked(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
     """The engine, the format and the path of what is measured."""
     ours, theirs = named(args.engine), named(args.gguf)
-    return [("edgespec", *pair) for pair in ours] + [("llama.cpp", *pair) for pair in theirs]
+    others = [(*name.split(","), path) for name, path in named(args.rounded)]
+    return [
+        *(("edgespec", *pair) for pair in ours),
+        *(("llama.cpp", *pair) for pair in theirs),
+        *others,
+    ]
 
 
 def measure_accuracy(args: argparse.Namespace) -> None:
@@ -219,8 +241,12 @@ def measure_accuracy(args: argparse.Namespace) -> None:
     kept = json.loads(args.json.read_text()) if args.json.is_file() else {}
     rows = kept.get(args.name, {"rows": []})["rows"]
     for engine, form, path in asked(args):
-        is_ours = engine == "edgespec"
-        found = engine_row(reference, path) if is_ours else gguf_row(reference, path, args.program)
+        if engine == "edgespec":
+            found = engine_row(reference, path)
+        elif engine == "llama.cpp":
+            found = gguf_row(reference, path, args.program)
+        else:
+            found = rounded_row(reference, path)
         row = {"engine": engine, "format": form} | {k: round(v, 5) for k, v in found.items()}
         rows = [old for old in rows if (old["engine"], old["format"]) != (engine, form)] + [row]
         print(json.dumps(row), file=sys.stderr, flush=True)
@@ -258,7 +284,7 @@ def write_table(args: argparse.Namespace) -> None:
                 f"{row['engine']}, {row['format']}",
                 f"{row['bits']:.2f}",
                 f"{row['kl_weights']:.4f}",
-                f"{row['kl']:.4f} ± {row['kl_error']:.4f}",
+                f"{row['kl']:.4f} ± {row['kl_error']:.4f}" if "kl" in row else NOTHING,
                 f"{row['perplexity']:.2f} ({100 * (row['perplexity'] / found['perplexity'] - 1):+.1f} %)",
                 f"{row['top1']:.3f}",
                 f"{row['ms_per_token']:.1f}" if "ms_per_token" in row else NOTHING,
@@ -282,6 +308,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the model, the key in --json")
     parser.add_argument("--engine", nargs="+", default=[], metavar="FORMAT=DIR")
     parser.add_argument("--gguf", nargs="+", default=[], metavar="FORMAT=FILE")
+    parser.add_argument("--rounded", nargs="+", default=[], metavar="ENGINE,FORMAT=FILE")
     parser.add_argument("--program", type=Path, default=Path(PASS))
     parser.add_argument("--functions", type=int, default=0, help="the text of the demo base")
     parser.add_argument("--tokens", type=int, default=1024)

@@ -145,7 +145,11 @@ def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch
     (trained,) = re.findall(r"\$\(filter ([a-z0-9_ ]+),\$\(METHOD\)", line)
     build = ROOT / "build"
     needed = {
-        name: [model.name for model, _ in pair.exports if model.is_relative_to(build)]
+        name: [
+            model.relative_to(build).parts[0]
+            for model, _ in pair.exports
+            if model.is_relative_to(build)
+        ]
         for name, pair in pairs.items()
     }
     with_training = {name for name, models in needed.items() if models}
@@ -153,7 +157,7 @@ def test_demo_and_measurements_know_every_method(monkeypatch: pytest.MonkeyPatch
     for (model,) in filter(None, needed.values()):
         name = model.replace("-", "_")
         makers = ROOT / f"scripts/train_{name}.py", ROOT / f"recipes/training/{name}.yaml"
-        assert sum(path.is_file() for path in makers) == 1, model
+        assert any(path.is_file() for path in makers), model
 
 
 def test_committed_pair_is_small_and_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

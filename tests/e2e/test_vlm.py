@@ -26,6 +26,7 @@ from edgespec.prompts import ImageItem, NoJournal, read_requests
 from edgespec.runtime.checks.token_check import Quiet
 from edgespec.runtime.requests.file_runner import FileRun
 from edgespec.training.job import Job, open_job
+from edgespec.training.ranks import ALONE
 from edgespec.training.recipe import read_recipe
 from edgespec.training.train import batches_of, train
 from tests import shared, toys
@@ -136,7 +137,7 @@ def test_images_are_trained_on_as_transformers_reads_them(shop: Shop, tmp_path: 
     learned."""
     pair = shop.root / "pair"
     job = job_of_pair(pair, output_dir=tmp_path / "draft")
-    batches, _ = batches_of(job)
+    batches, _ = batches_of(job, ALONE)
     batch = batches[0]
     base = load_base(pair / "base", "cpu", torch.float32)
     image = batch["ids"] == job.model.image_tokens.image  # type: ignore[union-attr]

@@ -20,6 +20,10 @@ ALLOWED = {
     "training/eagle1.py": "EAGLE-1 drafts say this model_type, whatever their base",
     "training/eagle3_modelopt.py": "ModelOpt's key: eagle_decoder_type",
     "training/eagle3.py": "EAGLE-3 drafts say this model_type, whatever their base",
+    **{
+        f"layouts/{name}.py": "drafts in this layout say this model_type, whatever their base"
+        for name in ("eagle", "z_lab", "speculators", "modelopt", "deepspec")
+    },
     "checkpoint/gguf/source.py": "a draft's heads are rotated as those of a llama",
     "checkpoint/gguf/tokenizer.py": "GGUF's own words for kinds of tokenizers",
 }

@@ -19,7 +19,7 @@ from edgespec.pipeline.engine_states import EngineSource
 from edgespec.training import dumping
 from edgespec.training import train as trains
 from edgespec.training.acceptance import answers_of
-from edgespec.training.data import Batches, Row
+from edgespec.training.data import Batches, Question, Row
 from edgespec.training.dumping import Part, Plan, TorchSource, dump, refuse_size
 from edgespec.training.ranks import ALONE
 from edgespec.training.trainer import Objective
@@ -95,8 +95,8 @@ def test_each_process_reads_the_states_of_its_part(
         asked.append(len(rows))
         return job.dump.batch(rows, width)  # type: ignore[union-attr]
 
-    whole = Batches(job.rows.rows, 4, 0, 1, None, 1, job.dump.batch)[0]
-    parts = Batches(job.rows.rows, 4, 0, 1, None, 2, states)
+    whole = Batches(job.rows.rows, 4, 0, 1, states=job.dump.batch)[0]
+    parts = Batches(job.rows.rows, 4, 0, 1, None, 2, states=states)
     for part in (0, 1):
         batch = parts[part]
         assert all(torch.equal(batch[name], whole[name][part::2]) for name in whole)
@@ -352,8 +352,8 @@ def test_questions_of_mt_bench_are_asked_turn_by_turn(
     (question,) = job.questions
     asked = list[list[int]]()
 
-    def answering(prompts: list[list[int]]) -> list[list[int]]:
-        asked.extend([*prompt] for prompt in prompts)
+    def answering(prompts: Sequence[Question]) -> list[list[int]]:
+        asked.extend([*prompt.ids] for prompt in prompts)
         return [job.template.encoded("far away")] * len(prompts)
 
     answers = answers_of(job.questions, job.template, answering)

@@ -36,7 +36,7 @@ def task_of(
     recipe = read_recipe({name: section, "training": {"bf16": False}}, "test", method)
     model, row = detect(checkpoint), row_of(method)
     assert isinstance(model, ModelConfig)
-    facts = BaseFacts(model, checkpoint.config, AutoTokenizer.from_pretrained(base_dir))
+    facts = BaseFacts(checkpoint, model, checkpoint.config, AutoTokenizer.from_pretrained(base_dir))
     raw, form = row.config(facts, recipe), METHODS[method].format
     assert form is not None
     config = form.parse(raw, row.shapes(raw), "test")
