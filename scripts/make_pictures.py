@@ -131,7 +131,7 @@ def frontier() -> str:
     title = "What weight formats cost: KL from float32, nats a token, by bits a weight"
     parts, top = [text(LEFT, 34, title, font_weight="600")], 60
     for name, model in json.loads(FORMATS.read_text()).items():
-        rows = [row for row in model["rows"] if row["bits"] <= MOST_BITS]
+        rows = [row for row in model["rows"] if "kl" in row and row["bits"] <= MOST_BITS]
         low, high = (f(row["bits"] for row in rows) for f in (min, max))
         least, most = (math.log2(f(row["kl"] for row in rows)) for f in (min, max))
         parts.append(text(LEFT, top, name, color=QUIET))
