@@ -113,12 +113,6 @@ def own_chats(
     return [prompt + answer for prompt, answer in own_answers(base, prompts, size.new_tokens)]
 
 
-def first_and_last(losses: Sequence[float]) -> list[float]:
-    """The mean loss of the first quarter of the steps, and of the last."""
-    quarter = max(1, len(losses) // 4)
-    return [sum(part) / len(part) for part in (losses[:quarter], losses[-quarter:])]
-
-
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A directory beside `path` to write to, which takes its place in the end: what stands there is

@@ -364,22 +364,6 @@ def own_answers(base: PreTrainedModel, prompts: list[list[int]], new: int) -> li
     return [(prompt, answer) for prompt, answer in pairs if len(answer) > 2]
 
 
-# ---- what drafts of other scripts are made of
-
-
-def rotate(
-    x: torch.Tensor, positions: torch.Tensor, theta: float
-) -> torch.Tensor:  # [B, heads, T, D], [B, T]
-    """Returns x [B, heads, T, D] with RoPE for positions [B, T]."""
-    half = x.shape[-1] // 2
-    inv = theta ** (-torch.arange(half, dtype=torch.float32) / half)
-    angle = positions[:, None, :, None] * inv
-    a, b = x.float().chunk(2, -1)
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).to(
-        x.dtype
-    )
-
-
 # ---- files
 
 
