@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgespec.checkpoint.files import Checkpoint
 from edgespec.checkpoint.layouts import (
@@ -46,6 +47,21 @@ def detect(checkpoint: Checkpoint) -> ModelConfig | DraftConfig:
     source = checkpoint.config_source
     shapes = logical_shapes(checkpoint, read_quantization(checkpoint))
     return draft_format.parse(checkpoint.config, shapes, source)
+
+
+def detect_base(checkpoint: Checkpoint, remedy: str) -> ModelConfig:
+    """The configuration of a base model. Raises UnsupportedModel with a remedy for a draft."""
+    config = detect(checkpoint)
+    if isinstance(config, ModelConfig):
+        return config
+    title = METHODS[config.method].draft_title
+    raise UnsupportedModel(f"{checkpoint.place} is {title}, not a base model.", remedy)
+
+
+def text_section(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """config.json of the text model."""
+    section = checkpoint.config.get("text_config")
+    return section if isinstance(section, dict) else checkpoint.config
 
 
 def draft_beside(checkpoint: Checkpoint, model: ModelConfig, method: str) -> DraftConfig | None:

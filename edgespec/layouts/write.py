@@ -6,7 +6,7 @@ Knows the order of the work; layouts stand in `table`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ from typing import Any
 from edgespec.artifacts import atomic
 from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.detect import detect, draft_beside
+from edgespec.checkpoint.detect import detect, detect_base, draft_beside, text_section
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
-from edgespec.checkpoint.names import PREDICTION_HEADS
 from edgespec.checkpoint.writing import TensorChunk, array_piece, write_safetensors
 from edgespec.config import DraftConfig, ModelConfig
 from edgespec.errors import PairingError, UnsupportedModel
-from edgespec.families import parse_model_config
 from edgespec.layouts.draft import Draft, Written
 from edgespec.layouts.table import LAYOUTS, NAMED
 from edgespec.methods import METHODS, BaseSide, DraftSide, mismatches, resolve_aux_layers
@@ -100,7 +98,7 @@ def open_draft(source: str, base_dir: str | None, *, allow_pickle: bool = False)
         )
     assert name is not None
     base = open_checkpoint(name, allow_pickle=allow_pickle)
-    model = model_of(base)
+    model = detect_base(base, "Pass `base_model_dir` with the base.")
     sides = BaseSide.of_checkpoint(model, str(base.place)), DraftSide.of_checkpoint(config)
     for mismatch in mismatches(*sides):
         raise PairingError(mismatch.what, mismatch.remedy or "Pass the base of this draft.")
@@ -127,25 +125,6 @@ def open_draft(source: str, base_dir: str | None, *, allow_pickle: bool = False)
 def reads_vocabulary(config: DraftConfig) -> bool:
     """Whether a draft has a vocabulary of its own."""
     return 0 < config.draft_vocab_size < config.vocab_size
-
-
-def model_of(base: Checkpoint) -> ModelConfig:
-    """The base's configuration. Raises UnsupportedModel for a draft."""
-    if any(name.startswith(PREDICTION_HEADS) for name in base.tensors):
-        return parse_model_config(base.config, base.config_source)
-    config = detect(base)
-    if isinstance(config, ModelConfig):
-        return config
-    raise UnsupportedModel(
-        f"{base.place} is {METHODS[config.method].draft_title}, not a base model.",
-        "Pass `base_model_dir` with the base.",
-    )
-
-
-def text_section(base: Checkpoint) -> Mapping[str, Any]:
-    """config.json of the text model."""
-    section = base.config.get("text_config")
-    return section if isinstance(section, dict) else base.config
 
 
 def pieces_of(draft: Draft, written: Written) -> list[TensorChunk]:

@@ -14,14 +14,14 @@ import torch
 
 from edgespec.artifacts import atomic
 from edgespec.artifacts.outputs import refuse_overwriting
-from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.detect import detect, text_section
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.errors import UnsupportedModel
 from edgespec.methods.draft_layers import base_keys
 from edgespec.training.eagle3 import AUX_KEY, new_config, new_shapes
 from edgespec.training.eagle3_keys import TRAINABLE
 from edgespec.training.files import DraftFiles
-from edgespec.training.job import base_model, named_base, text_section
+from edgespec.training.job import base_model, named_base
 from edgespec.training.new_draft import LAYER_KEYS
 from edgespec.training.recipe import read_recipe
 from edgespec.training.row import BaseFacts

@@ -18,7 +18,7 @@ import torch
 from edgespec.artifacts import atomic
 from edgespec.artifacts.outputs import refuse_overwriting
 from edgespec.checkpoint.d2t import read_d2t
-from edgespec.checkpoint.detect import detect
+from edgespec.checkpoint.detect import detect, detect_base, text_section
 from edgespec.checkpoint.files import Checkpoint, open_checkpoint
 from edgespec.checkpoint.layouts import read_quantization
 from edgespec.config import DraftConfig, ModelConfig
@@ -237,19 +237,9 @@ def base_model(base: Checkpoint) -> ModelConfig:
             f"{base.place} is quantized ({quantization.layout}); drafts learn from the original.",
             "Give the float16 or bfloat16 checkpoint: a draft of it serves the quantized one too.",
         )
-    config = detect(base)
-    if isinstance(config, ModelConfig):
-        return config
-    raise UnsupportedModel(
-        f"{base.place} is {METHODS[config.method].draft_title}, not a base model.",
-        "Pass `base_model` with the base, and `init` with a draft to go on from.",
+    return detect_base(
+        base, "Pass `base_model` with the base, and `init` with a draft to go on from."
     )
-
-
-def text_section(base: Checkpoint) -> Mapping[str, Any]:
-    """config.json of the text model."""
-    section = base.config.get("text_config")
-    return section if isinstance(section, dict) else base.config
 
 
 def tokenizer_of(base: Checkpoint) -> Any:
