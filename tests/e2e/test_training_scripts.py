@@ -28,6 +28,7 @@ from edgespec.prompts import SamplingParams
 from edgespec.training import optimizer
 from edgespec.training.acceptance import measure
 from edgespec.training.job import open_job
+from edgespec.training.ranks import ALONE
 from edgespec.training.table import TRAINABLE
 from edgespec.training.train import prepared, train
 from tests import toys
@@ -82,7 +83,7 @@ def test_committed_drafts_are_accepted(
     plain = f"{section}.{section}_architecture_config={{}}"
     recipe = recipe_of_demo(method, tmp_path / "chats.jsonl", tmp_path / "out", plain)
     job = open_job(recipe, str(RECIPE / draft), Silent(), lambda _: None)
-    objective, run, _ = prepared(job)
+    objective, run, _ = prepared(job, ALONE)
     assert measure(job.row, objective.draft, run.task, run.answers).length > least
 
 
